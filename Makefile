@@ -1,0 +1,58 @@
+# What a newcomer and a developer type. Python 3.11+ with venv and pip is enough; everything else lands in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+PYTEST_ARGS ?= -n 2 --dist loadfile
+
+# The checkout's path is part of the stamp's name: a moved or copied checkout is set up again.
+HERE := $(shell pwd | cksum | cut -d' ' -f1)
+RUN_STAMP := .venv/.ready-run-$(HERE)
+DEV_STAMP := .venv/.ready-dev-$(HERE)
+
+.PHONY: help demo test check bench format lock clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo              a chat model, an embedder and a reranker share memory for two of them"
+	@echo "make demo ARGS=--once  the same, and end after the tour"
+	@echo "make test              all tests (real llama-servers, no GPU needed)"
+	@echo "make check             ruff, mypy, import-linter"
+	@echo "make bench             every benchmark (about 15 minutes on a quiet machine)"
+
+$(RUN_STAMP): requirements.lock models.lock pyproject.toml scripts/setup
+	@PYTHON="$(PYTHON)" scripts/setup run
+	@touch $@
+
+$(DEV_STAMP): requirements-dev.lock models.lock pyproject.toml scripts/setup
+	@PYTHON="$(PYTHON)" scripts/setup dev
+	@touch $@ $(RUN_STAMP)
+
+demo: $(RUN_STAMP)
+	@$(BIN)/greenroom demo $(ARGS)
+
+test: $(DEV_STAMP)
+	@command -v cc >/dev/null || { echo "make test: a C compiler is needed (a stub GPU driver is compiled). On Debian: apt-get install gcc libc6-dev" >&2; exit 1; }
+	$(BIN)/python -m pytest $(PYTEST_ARGS) $(ARGS)
+
+check: $(DEV_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(DEV_STAMP)
+	$(BIN)/python -m bench.relay
+	$(BIN)/python -m bench.cold_start
+	$(BIN)/python -m bench.traces_run
+	$(BIN)/python -m bench.scheduling
+
+format: $(DEV_STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock:
+	$(BIN)/python scripts/lock
+
+clean:
+	rm -rf .venv .cache runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

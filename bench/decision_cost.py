@@ -1,0 +1,171 @@
+"""What one decision costs: the real scheduler with 1,000 models and 10,000 queued requests.
+
+    python -m bench.decision_cost            prints medians
+    python -m bench.decision_cost --check    exit 1 when a decision takes more than 0.2 ms or an arrival more than 20 µs
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+from greenroom.core.facts import (
+    Admit,
+    Device,
+    Event,
+    InstanceReported,
+    Model,
+    Policy,
+    RequestArrived,
+    RequestFinished,
+    SetTimer,
+    Setup,
+    Start,
+    State,
+    Stop,
+    Ticked,
+)
+from greenroom.core.scheduler import Scheduler
+
+DECISION_S_MAX = 0.2e-3
+ARRIVAL_S_MAX = 20e-6
+MODEL_MIB = 8192
+IN_FLIGHT = 4  # on each resident, so that one that ends leaves it busy
+
+
+class Crowd:
+    """A scheduler with `resident` busy models and `queued` requests that wait for all the others."""
+
+    def __init__(self, models: int, resident: int, queued: int, *, devices: int = 1) -> None:
+        per_device = resident // devices
+        pools = tuple(Device(f"gpu{n}", "declared", per_device * MODEL_MIB, measured=False) for n in range(devices))
+        names = tuple(d.id for d in pools)
+        rng = random.Random(1)
+        made = tuple(
+            Model(f"m{n}", names, need_mib=MODEL_MIB, need_source="declared", parallel=2 * IN_FLIGHT, up_s=rng.uniform(2, 60), queue_limit=queued, digest=f"m{n}")
+            for n in range(models)
+        )
+        self.scheduler = Scheduler(Setup(pools, made, policy=Policy(queue_limit=10 * queued)), at=0.0)
+        self.now = 0.0
+        self.ids = count(1)
+        self.running: dict[str, list[int]] = {m.id: [] for m in made}
+        self.names = [m.id for m in made]
+        self.resident = self.names[:resident]
+        self.spent_s: dict[str, list[float]] = {}
+        self._fill(queued)
+
+    def _fill(self, queued: int) -> None:
+        for name in self.resident:
+            for _ in range(IN_FLIGHT):
+                self.play(RequestArrived(self.now, next(self.ids), name))
+        rng = random.Random(2)
+        others = self.names[len(self.resident) :]
+        for _ in range(queued):
+            self.send("arrival, queued", RequestArrived(self.now, next(self.ids), rng.choice(others)))
+            self.now += 1e-5
+
+    def send(self, what: str, event: Event) -> list[object]:
+        """Measure one event, then keep the book of what is in flight."""
+        begin = time.perf_counter()
+        actions = self.scheduler.handle(event)
+        self.spent_s.setdefault(what, []).append(time.perf_counter() - begin)
+        for action in actions:
+            if isinstance(action, Admit):
+                self.running[action.model].append(action.request)
+        return list(actions)
+
+    def play(self, event: Event, what: str = "set-up") -> None:
+        """Send an event and answer at once every transition it causes."""
+        todo = [event]
+        while todo:
+            for action in self.send(what, todo.pop(0)):
+                if isinstance(action, Start):
+                    todo.append(InstanceReported(self.now, action.model, action.generation, State.READY, took_s=1.0))
+                elif isinstance(action, Stop):
+                    todo.append(InstanceReported(self.now, action.model, action.generation, State.STOPPED, took_s=0.1))
+            what = "transition ended"
+
+    def busy_resident(self) -> Iterator[str]:
+        while True:
+            yield from self.resident
+
+
+def measure(models: int, resident: int, queued: int, rounds: int, devices: int = 1) -> dict[str, list[float]]:
+    crowd = Crowd(models, resident, queued, devices=devices)
+    gc.collect()
+    gc.freeze()
+    turns = crowd.busy_resident()
+    rng = random.Random(3)
+    others = crowd.names[resident:]
+    for _ in range(rounds):
+        name = next(turns)
+        crowd.now += 1e-4
+        crowd.send("end of a request, nobody may go: full decision", RequestFinished(crowd.now, crowd.running[name].pop(0)))
+        crowd.now += 1e-4
+        crowd.send("arrival, ready model", RequestArrived(crowd.now, next(crowd.ids), name))
+        crowd.now += 1e-4
+        crowd.send("arrival, cold model", RequestArrived(crowd.now, next(crowd.ids), rng.choice(others)))
+        crowd.now += 1e-4
+        crowd.send("timer", Ticked(crowd.now))
+    swaps(crowd, rounds // 10)
+    gc.unfreeze()
+    return crowd.spent_s
+
+
+def swaps(crowd: Crowd, rounds: int) -> None:
+    """Let time pass, so that residents may go: every event is a decision that moves something."""
+    for _ in range(rounds):
+        crowd.now += 60.0
+        todo: list[Event] = [Ticked(crowd.now)]
+        while todo:
+            what = "swap: " + type(todo[0]).__name__
+            event = todo.pop(0)
+            for action in crowd.send(what, event):
+                crowd.now += 1e-3
+                if isinstance(action, Start):
+                    todo.append(InstanceReported(crowd.now, action.model, action.generation, State.READY, took_s=1.0))
+                elif isinstance(action, Stop):
+                    todo.append(InstanceReported(crowd.now, action.model, action.generation, State.STOPPED, took_s=0.1))
+                elif isinstance(action, Admit | SetTimer):
+                    continue
+            if len(todo) == 0:
+                gone = [n for n, ids in crowd.running.items() if ids]
+                for name in gone[:1]:
+                    while crowd.running[name]:
+                        crowd.now += 1e-4
+                        for action in crowd.send("swap: RequestFinished", RequestFinished(crowd.now, crowd.running[name].pop(0))):
+                            if isinstance(action, Stop):
+                                todo.append(InstanceReported(crowd.now, action.model, action.generation, State.STOPPED, took_s=0.1))
+                            elif isinstance(action, Start):
+                                todo.append(InstanceReported(crowd.now, action.model, action.generation, State.READY, took_s=1.0))
+                break_out = not todo
+                if break_out:
+                    break
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--rounds", type=int, default=2000)
+    options = parser.parse_args(argv)
+    missed = False
+    for models, resident, queued, devices in ((10, 3, 100, 1), (100, 10, 1000, 1), (1000, 20, 10_000, 1), (1000, 100, 10_000, 1), (1000, 100, 10_000, 8)):
+        print(f"\n{models} models, {resident} resident on {devices} device(s), {queued} queued: µs, median / 99th percentile (events)")
+        for what, spent in sorted(measure(models, resident, queued, options.rounds, devices).items()):
+            if what in ("set-up", "transition ended"):
+                continue
+            median, tail = statistics.median(spent), sorted(spent)[int(0.99 * (len(spent) - 1))]
+            limit = ARRIVAL_S_MAX if what.startswith("arrival") else DECISION_S_MAX
+            missed |= median > limit
+            print(f"  {what:<50}{median * 1e6:9.1f} /{tail * 1e6:9.1f}  ({len(spent)}){'' if median <= limit else f'  MISS: limit {limit * 1e6:.0f}'}")
+    return 1 if missed and options.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

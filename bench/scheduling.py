@@ -1,0 +1,249 @@
+"""Scheduling, compared: the same requests under greenroom's scheduler and under the rules others use.
+
+    python -m bench.scheduling             every trace and workload, tables, and the picture docs/scheduling.svg
+    python -m bench.scheduling --check     exit 1 when one of the figures below is missed
+    python -m bench.scheduling --quick     a short smoke run (figures mean nothing)
+
+Virtual time: an hour of requests takes a second.  greenroom's rows are made by the real scheduler (greenroom.core).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from greenroom.core.facts import Policy
+
+from .sim.engine import Result, Rules, World
+from .sim.loads import Load, Workload, catalogue, zipf6
+from .sim.picture import Bar, write_bars
+from .sim.rules_clairvoyant import Clairvoyant
+from .sim.rules_greenroom import Greenroom
+from .sim.rules_peers import LlamaCppRouter, LlamaSwap, Ollama, StrictFifo
+
+CONTEND = 0.5  # a cold start takes this much longer for each start that runs beside it
+PICTURE = Path(__file__).resolve().parent.parent / "docs" / "scheduling.svg"
+
+OURS = "greenroom"
+DEFAULT = "llama-swap"
+SETS = "llama-swap, perfect sets"
+SEER = "clairvoyant roll-out"
+
+# What must hold (mean waits; ratios to the row named).
+AGAINST_DEFAULT_MAX = 0.6
+AGAINST_SETS_MAX = 1.0
+AGAINST_SEER_MAX = 1.2
+SLEEP_GAIN_MIN = 3.5
+MIXES = ("zipf6 0.2/s", "zipf6 0.5/s", "mixed12 0.1/s", "mixed12 0.4/s", "agents6", "hog")
+ZIPFS = ("zipf6 0.2/s", "zipf6 0.5/s")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Means over the runs of one policy on one workload."""
+
+    policy: str
+    switches: float
+    done: float
+    mean_s: float
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    worst_s: float
+    swap_share: float
+    makespan_s: float
+    chain_p50_s: float
+    cut: float
+    unserved: float
+    refused: float
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * percent / 100
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def summarise(policy: str, results: Sequence[Result]) -> Row:
+    def mean(of: Callable[[Result], float]) -> float:
+        return statistics.fmean(of(r) for r in results)
+
+    return Row(
+        policy=policy,
+        switches=mean(lambda r: r.switches),
+        done=mean(lambda r: r.done - r.refused),
+        mean_s=mean(lambda r: statistics.fmean(r.waits_s)),
+        p50_s=mean(lambda r: percentile(r.waits_s, 50)),
+        p95_s=mean(lambda r: percentile(r.waits_s, 95)),
+        p99_s=mean(lambda r: percentile(r.waits_s, 99)),
+        worst_s=max(max(r.waits_s) for r in results),
+        swap_share=mean(lambda r: r.swap_share),
+        makespan_s=mean(lambda r: r.makespan_s),
+        chain_p50_s=mean(lambda r: percentile(r.chains_s, 50)),
+        cut=mean(lambda r: r.cut),
+        unserved=mean(lambda r: r.unserved),
+        refused=mean(lambda r: r.refused),
+    )
+
+
+def run_all(load_of: Callable[[int], Load], rules: Rules, seeds: Sequence[int]) -> list[Result]:
+    return [World(load_of(seed), rules, seed=seed, contend=CONTEND).run().result() for seed in seeds]
+
+
+def policies_for(workload: Workload) -> list[Rules]:
+    rules: list[Rules] = [StrictFifo(), LlamaSwap()]
+    if workload.perfect_sets:
+        rules.append(LlamaSwap(perfect_sets=True))
+    rules += [LlamaSwap(polls=False), Ollama(), LlamaCppRouter(1), Greenroom()]
+    if workload.kind in ("mix", "sleep"):
+        rules.append(Greenroom(Policy(lanes=2), label="two lanes"))
+    if workload.kind == "trace":
+        rules.append(Clairvoyant())
+    return rules
+
+
+HEADER = f"{'policy':<28}{'switches':>9}{'done':>7}{'mean':>9}{'p50':>9}{'p95':>9}{'p99':>9}{'worst':>9}{'swaps':>7}{'makespan':>10}{'chain':>8}{'cut':>6}"
+
+
+def print_table(title: str, rows: Sequence[Row]) -> None:
+    print(f"\n{title}: waits in seconds, from arrival to admission\n{HEADER}")
+    for r in rows:
+        chain = f"{r.chain_p50_s:8.2f}" if r.chain_p50_s else f"{'':8}"
+        note = f"  {r.unserved:.0f} never served" if r.unserved else ""
+        note += f"  {r.refused:.0f} refused" if r.refused else ""
+        print(
+            f"{r.policy:<28}{r.switches:9.1f}{r.done:7.0f}{r.mean_s:9.2f}{r.p50_s:9.2f}{r.p95_s:9.2f}{r.p99_s:9.2f}{r.worst_s:9.1f}"
+            f"{r.swap_share:7.2f}{r.makespan_s:10.1f}{chain}{r.cut:6.0f}{note}"
+        )
+    sys.stdout.flush()
+
+
+# ------------------------------------------------------------------------------------------------------- what must hold
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    what: str
+    value: float
+    limit: float
+    at_most: bool = True
+
+    @property
+    def kept(self) -> bool:
+        return self.value <= self.limit if self.at_most else self.value >= self.limit
+
+    def __str__(self) -> str:
+        sign = "<=" if self.at_most else ">="
+        return f"{'ok  ' if self.kept else 'MISS'} {self.what}: {self.value:.2f} {sign} {self.limit:.2f}"
+
+
+def mean_of(tables: dict[str, list[Row]], workload: str, policy: str) -> float:
+    return next(r.mean_s for r in tables[workload] if r.policy == policy)
+
+
+def visitor_bound_s(load: Load, policy: Policy, visitor: int, resident: int) -> float:
+    """One visitor against one busy model: the lone-visitor form of the bound of the scheduling rules.
+
+    Late, then the request in flight and the lane, then one quantum with its own drain and lane.
+    """
+    costs = [(m.up_s + m.jitter_s) * (1 + CONTEND) + 0.03 for m in load.models]
+    price = costs[visitor] + load.models[resident].down_s + costs[resident]
+    late = max(policy.late_min_s, policy.late_factor * price)
+    longest = max(r.service_s for r in load.requests)
+    lane = max(costs) + sum(m.down_s for m in load.models)
+    return late + longest + lane + 2 * (policy.quantum_factor * price + longest + lane)
+
+
+def hog_promise(seeds: Sequence[int], workload: Workload) -> Promise:
+    ratio = 0.0
+    for seed in seeds:
+        load = workload.make(seed)
+        rare, busy = 0, 1
+        world = World(load, Greenroom(), seed=seed, contend=CONTEND).run()
+        result = world.result()
+        worst = max(result.waits_by_model_s[load.models[rare].name], default=0.0)
+        ratio = max(ratio, worst / visitor_bound_s(load, Policy(), rare, busy))
+    return Promise("hog: the rare model's worst wait ÷ its bound", ratio, 1.0)
+
+
+def seer_promises(seconds: float, seeds: Sequence[int], horizon_s: float) -> list[Promise]:
+    """Shorter runs: the roll-out plays every choice to its horizon."""
+    promises = []
+    for rate, name in ((0.2, ZIPFS[0]), (0.5, ZIPFS[1])):
+
+        def load_of(seed: int, rate: float = rate) -> Load:
+            return zipf6(rate, seed, seconds=seconds)
+
+        rows = [summarise(r.name, run_all(load_of, r, seeds)) for r in (Greenroom(), Clairvoyant(horizon_s=horizon_s))]
+        print_table(f"{name}, {seconds:.0f} s, against the future", rows)
+        promises.append(Promise(f"{name}: mean wait ÷ clairvoyant's", rows[0].mean_s / rows[1].mean_s, AGAINST_SEER_MAX))
+    return promises
+
+
+def promises_of(tables: dict[str, list[Row]]) -> list[Promise]:
+    promises = []
+    for name in MIXES:
+        ours = mean_of(tables, name, OURS)
+        promises.append(Promise(f"{name}: mean wait ÷ llama-swap's", ours / mean_of(tables, name, DEFAULT), AGAINST_DEFAULT_MAX))
+        promises.append(Promise(f"{name}: mean wait ÷ perfect sets'", ours / mean_of(tables, name, SETS), AGAINST_SETS_MAX))
+    for name in ZIPFS:
+        gain = mean_of(tables, name, OURS) / mean_of(tables, f"{name}, sleep", OURS)
+        promises.append(Promise(f"{name}: mean wait cold ÷ with level-1 sleep", gain, SLEEP_GAIN_MIN, at_most=False))
+    refused = sum(r.refused + r.cut + r.unserved for rows in tables.values() for r in rows if r.policy.startswith(OURS))
+    promises.append(Promise("requests refused, cut or never served", refused, 0.0))
+    return promises
+
+
+# ------------------------------------------------------------------------------------------------------------- the run
+
+
+def bars_of(tables: dict[str, list[Row]]) -> list[tuple[str, list[Bar]]]:
+    groups = []
+    for name, rows in tables.items():
+        reference = next(r.mean_s for r in rows if r.policy == DEFAULT)
+        shown = [r for r in rows if r.policy in (DEFAULT, SETS, "Ollama", OURS, SEER)]
+        groups.append((name, [Bar(r.policy, r.mean_s / reference, f"{r.mean_s:.3g} s") for r in shown]))
+    return groups
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a promised figure is missed")
+    parser.add_argument("--quick", action="store_true", help="short loads, one seed: does it run?")
+    parser.add_argument("--seeds", type=int, default=10, help="runs per workload (default 10)")
+    parser.add_argument("--only", default="", help="workloads whose name contains this")
+    parser.add_argument("--picture", type=Path, default=PICTURE, help="where the SVG goes")
+    options = parser.parse_args(argv)
+    began = time.perf_counter()
+    seconds, seeds = (300.0, range(1)) if options.quick else (3600.0, range(options.seeds))
+    chosen = [w for w in catalogue(seconds=seconds) if options.only in w.name]
+    tables: dict[str, list[Row]] = {}
+    for workload in chosen:
+        tables[workload.name] = [summarise(r.name, run_all(workload.make, r, seeds)) for r in policies_for(workload)]
+        print_table(workload.name, tables[workload.name])
+    if not options.quick and not options.only:
+        write_bars(options.picture, "Mean wait, llama-swap = 1 (shorter is better)", bars_of(tables))
+    missed = False
+    if not options.only:
+        promises = promises_of(tables)
+        promises.append(hog_promise(seeds, next(w for w in chosen if w.name == "hog")))
+        promises += seer_promises(300.0 if options.quick else 1200.0, seeds if options.quick else range(3), 400.0)
+        print("\nwhat must hold")
+        for promise in promises:
+            print(promise)
+        missed = not all(p.kept for p in promises)
+    print(f"\n{time.perf_counter() - began:.0f} s")
+    return 1 if missed and options.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

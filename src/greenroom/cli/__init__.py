@@ -1,0 +1,90 @@
+"""The `greenroom` command.  Commands are imported when they run, so that `--help` costs nothing.
+
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage or configuration, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from greenroom import __version__
+
+# command -> (module:attribute, the line in `--help`)
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "serve": ("greenroom.cli.serve_cmd:serve", "Serve the models of a configuration file."),
+    "demo": ("greenroom.cli.demo_cmd:demo", "Show a chat model, an embedder and a reranker sharing memory for two."),
+    "check": ("greenroom.cli.check:check", "Check a configuration file and what fits where."),
+    "ps": ("greenroom.cli.ps:ps", "List models, what they hold and what happens next."),
+    "load": ("greenroom.cli.load:load", "Bring a model up and wait until it is ready."),
+    "unload": ("greenroom.cli.load:unload", "Stop a model and give its memory back."),
+    "sleep": ("greenroom.cli.load:sleep", "Put a model to sleep: quick to wake, little GPU memory held."),
+    "wake": ("greenroom.cli.load:wake", "Wake a sleeping model."),
+    "pin": ("greenroom.cli.load:pin", "Never evict a model."),
+    "unpin": ("greenroom.cli.load:unpin", "Let a pinned model be evicted again."),
+    "logs": ("greenroom.cli.logs:logs", "Show the log of a model's engine."),
+    "events": ("greenroom.cli.events:events", "Show what happened, and what happens (-f)."),
+    "why": ("greenroom.cli.why:why", "Tell how a model came to its present state."),
+    "config": ("greenroom.cli.convert:config", "Convert configuration files."),
+}
+
+EXIT_INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command only to run it, and ends every expected failure without a traceback."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(unknown_command(args[0]))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run and exit; the exit code tells how it ended."""
+        extra["standalone_mode"] = False
+        extra.setdefault("prog_name", "greenroom")
+        try:
+            code = super().main(*args, **extra)
+        except click.ClickException as fault:
+            fault.show()
+            sys.exit(fault.exit_code)
+        except (click.Abort, KeyboardInterrupt):
+            sys.exit(EXIT_INTERRUPTED)
+        except BrokenPipeError:
+            # The reader of our output (`| head`) has enough.  Python would complain again when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def unknown_command(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, COMMANDS, n=2)
+    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else "`greenroom --help` lists them."
+    return f"there is no command {name!r}. {hint}"
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-V", "--version", prog_name="greenroom", message="%(prog)s %(version)s")
+def main() -> None:
+    """Serve many models on few GPUs, behind one OpenAI-compatible address."""

@@ -1,0 +1,246 @@
+"""`greenroom check FILE`: is the configuration right, what does each model need, and does it all fit at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from greenroom.cli import client, text
+
+if TYPE_CHECKING:
+    from greenroom.config.model import Config, DeviceConfig, ModelConfig
+    from greenroom.engines.base import DeviceRef
+
+EXIT_FAILED = 1
+MODEL_CELLS_MAX = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNeed:
+    id: str
+    engine: str
+    candidates: tuple[str, ...]  # declared devices it may be on
+    devices_count: int
+    memory_mib: int | None  # per device
+    host_mib: int
+    source: str  # declared | flags | estimated | unknown
+    detail: str
+    problem: str  # why it can never start, or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where everything would be if all models were resident at once."""
+
+    used_mib: dict[str, int]  # device -> MiB
+    homes: dict[str, tuple[str, ...]]  # model -> devices
+    homeless: dict[str, int]  # model -> MiB missing, on the device where least is missing
+
+
+class ConfigFault(click.ClickException):
+    """A wrong configuration: one line each on standard error, exit code 2."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(map(text.safe, problems)))
+
+    def show(self, file: Any = None) -> None:
+        click.echo(self.message, err=True)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turns a ConfigError into its lines."""
+    from greenroom.config.load import ConfigError
+
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigFault([str(problem) for problem in error.problems]) from None
+
+
+@click.command()
+@click.argument("path", metavar="FILE", required=False, type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="What was found, as JSON.")
+@click.option("--schema", is_flag=True, help="Print the JSON schema of the configuration, for editors, and exit.")
+@click.option("--lenient", is_flag=True, help="As `serve --lenient`: a bad model is named, the others are checked.")
+def check(path: str | None, as_json: bool, schema: bool, lenient: bool) -> None:
+    """Check a configuration file, what each model needs and what fits together."""
+    if schema:
+        from greenroom.config.schema import json_schema
+
+        client.print_json(json_schema())
+        return
+    if path is None:
+        raise click.UsageError("give the FILE to check, or --schema")
+    with explained():
+        from greenroom.config.load import load_config
+
+        config = load_config(path, strict=not lenient)
+    needs = [need_of(model, config.devices) for model in config.models]
+    rooms = rooms_of(config.devices)
+    placed = place(needs, rooms)
+    problems = problems_of(needs, rooms)
+    if as_json:
+        client.print_json(as_value(config, needs, rooms, placed, problems))
+    else:
+        click.echo("\n".join(page(config, needs, rooms, placed)))
+        for problem in problems:
+            click.echo(problem, err=True)
+    if problems:
+        raise click.exceptions.Exit(EXIT_FAILED)
+
+
+# ---------------------------------------------------------------------------------------------------------- what it needs
+
+
+def need_of(model: ModelConfig, devices: Sequence[DeviceConfig]) -> ModelNeed:
+    from greenroom.engines.detect import describe
+
+    engine = describe(model)
+    candidates = candidates_of(model, devices)
+    estimate = engine.estimate([device_ref(one) for one in devices if one.id in candidates])
+    declared = model.memory_mib is not None
+    return ModelNeed(
+        id=model.id,
+        engine=engine.kind,
+        candidates=candidates,
+        devices_count=model.devices_count,
+        memory_mib=model.memory_mib if declared else estimate.device_mib,
+        host_mib=model.host_memory_mib if model.host_memory_mib is not None else estimate.host_mib,
+        source="declared" if declared else estimate.source,
+        detail=estimate.detail,
+        problem=model.misconfigured or engine.missing(),
+    )
+
+
+def candidates_of(model: ModelConfig, devices: Sequence[DeviceConfig]) -> tuple[str, ...]:
+    """Its own list; for `any`, every declared device but ram, or ram when that is all there is."""
+    if model.devices and model.devices != ("any",):
+        return model.devices
+    others = tuple(one.id for one in devices if kind_of(one) != "ram")
+    return others or tuple(one.id for one in devices)
+
+
+def kind_of(device: DeviceConfig) -> str:
+    if device.id == "ram":
+        return "ram"
+    return "declared" if device.size.probe == "none" else "gpu"
+
+
+def device_ref(device: DeviceConfig) -> DeviceRef:
+    from greenroom.engines.base import DeviceRef
+
+    return DeviceRef(device.id, kind_of(device), uuid=device.uuid or "", total_mib=device.size.memory_mib or 0)
+
+
+def rooms_of(devices: Sequence[DeviceConfig]) -> dict[str, int]:
+    """device -> MiB that may be planned with; devices whose size is only known when measured are left out."""
+    return {one.id: one.size.memory_mib - (one.size.headroom_mib or 0) for one in devices if one.size.memory_mib is not None}
+
+
+# --------------------------------------------------------------------------------------------------------- does it fit
+
+
+def place(needs: Sequence[ModelNeed], rooms: dict[str, int]) -> Placed:
+    """The largest first, each on its emptiest devices; an answer for people, not the scheduler's own decision."""
+    used = dict.fromkeys(rooms, 0)
+    homes: dict[str, tuple[str, ...]] = {}
+    homeless: dict[str, int] = {}
+    known = [one for one in needs if one.memory_mib is not None and any(id in rooms for id in one.candidates)]
+    for one in sorted(known, key=lambda one: -(one.memory_mib or 0)):
+        chosen = sorted((id for id in one.candidates if id in rooms), key=lambda id: used[id] - rooms[id])[: one.devices_count]
+        missing = max(used[id] + (one.memory_mib or 0) - rooms[id] for id in chosen)
+        if missing > 0:
+            homeless[one.id] = missing
+            continue
+        homes[one.id] = tuple(chosen)
+        for id in chosen:
+            used[id] += one.memory_mib or 0
+        if "ram" in rooms and "ram" not in chosen:
+            used["ram"] += one.host_mib
+    return Placed(used, homes, homeless)
+
+
+def problems_of(needs: Sequence[ModelNeed], rooms: dict[str, int]) -> list[str]:
+    """What will fail whenever it is asked for, one sentence each."""
+    return [f"{text.safe(one.id)}: {text.safe(why)}" for one in needs if (why := one.problem or never_fits(one, rooms))]
+
+
+def never_fits(need: ModelNeed, rooms: dict[str, int]) -> str:
+    if need.memory_mib is None or not need.candidates or not all(id in rooms for id in need.candidates):
+        return ""
+    able = [id for id in need.candidates if rooms[id] >= need.memory_mib]
+    if len(able) >= need.devices_count:
+        return ""
+    most = max(rooms[id] for id in need.candidates)
+    if able:
+        return f"it needs {text.count(need.devices_count, 'device')} with {text.size(need.memory_mib)} each and {len(able)} can give that"
+    return f"it needs {text.size(need.memory_mib)} and at most {text.size(most)} can ever be free on {', '.join(need.candidates)}"
+
+
+def together(needs: Sequence[ModelNeed], placed: Placed) -> bool | None:
+    """Whether all can be resident at once; None when a need or a device's size is not known."""
+    if placed.homeless:
+        return False
+    return True if all(one.id in placed.homes for one in needs) else None
+
+
+# -------------------------------------------------------------------------------------------------------------- the words
+
+
+def page(config: Config, needs: Sequence[ModelNeed], rooms: dict[str, int], placed: Placed) -> list[str]:
+    lines = [f"warning: {text.safe(one)}" for one in config.warnings]
+    lines.append(f"{text.safe(config.path)}: {text.count(len(needs), 'model')}, no errors")
+    if needs:
+        lines += ["", *text.table(("MODEL", "ENGINE", "DEVICE", "MEMORY", "HOW WE KNOW"), [row(one) for one in needs], frozenset({3})), ""]
+    lines += device_lines(rooms, placed)
+    lines.append(verdict(needs, rooms, placed))
+    return lines
+
+
+def row(need: ModelNeed) -> tuple[str, str, str, str, str]:
+    memory = "unknown" if need.memory_mib is None else text.size(need.memory_mib)
+    times = f"{need.devices_count} x " if need.devices_count > 1 else ""
+    how = need.source if not need.detail or need.source == "declared" else f"{need.source}: {need.detail}"
+    where = ",".join(map(text.safe, need.candidates)) or "any"
+    return (text.cut(text.safe(need.id), MODEL_CELLS_MAX), text.safe(need.engine), where, times + memory, text.safe(how))
+
+
+def device_lines(rooms: dict[str, int], placed: Placed) -> list[str]:
+    width = max((text.cells(text.safe(id)) for id in rooms), default=0)
+    drawn = [(text.safe(id), placed.used_mib[id], room) for id, room in rooms.items()]
+    ascii = text.is_ascii_terminal()
+    return [
+        f"{id}{' ' * (width - text.cells(id))}  {text.bar(used / max(1, room), 24, ascii=ascii)} {text.size(used)} of {text.size(room)}"
+        for id, used, room in drawn
+    ]
+
+
+def verdict(needs: Sequence[ModelNeed], rooms: dict[str, int], placed: Placed) -> str:
+    match together(needs, placed):
+        case True:
+            return "All fit together." if needs else "There is nothing to serve: `models` is empty."
+        case False:
+            worst = ", ".join(f"{text.safe(id)} lacks {text.size(mib)}" for id, mib in placed.homeless.items())
+            return f"Not all fit together ({worst}): they take turns as requests arrive."
+    if not rooms:
+        return "No device with a size is declared: what fits is measured when greenroom starts."
+    unknown = ", ".join(text.safe(one.id) for one in needs if one.id not in placed.homes)
+    return f"Whether all fit together shows when they have run: nothing is known yet of {unknown}."
+
+
+def as_value(config: Config, needs: Sequence[ModelNeed], rooms: dict[str, int], placed: Placed, problems: Sequence[str]) -> dict[str, Any]:
+    return {
+        "path": config.path,
+        "warnings": list(config.warnings),
+        "problems": list(problems),
+        "models": [{**asdict(one), "placed_on": placed.homes.get(one.id)} for one in needs],
+        "devices": [{"id": id, "room_mib": room, "used_mib": placed.used_mib[id]} for id, room in rooms.items()],
+        "fits_together": together(needs, placed),
+    }

@@ -1,0 +1,62 @@
+"""`greenroom events`: what happened and what happens, one line each."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import click
+
+from greenroom.cli import client, text
+
+EVENTS_DEFAULT = 50
+EVENTS_MAX = 5_000
+
+
+@click.command()
+@client.server_options
+@click.option("-f", "--follow", is_flag=True, help="Keep showing new events until Ctrl-C.")
+@click.option("-n", "--lines", type=click.IntRange(0, EVENTS_MAX), default=EVENTS_DEFAULT, show_default=True, help="How many old events.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def events(server: client.Server, follow: bool, lines: int, as_json: bool) -> None:
+    """Show what happened, and with -f what happens: starts, evictions and their reasons, failures."""
+    client.run(show(server, follow, lines, as_json))
+
+
+async def show(server: client.Server, follow: bool, lines: int, as_json: bool) -> None:
+    async with client.Client(server) as asked:
+        if not follow:
+            for event in (await asked.get("/api/events", follow=0, limit=lines))["events"]:
+                tell(event, as_json)
+            return
+        async for event in parsed(asked.lines("/api/events", accept="text/event-stream", limit=lines)):
+            tell(event, as_json)
+    raise client.Fault(f"{server.url} ended the events: the server stopped, or this reader was too slow")
+
+
+async def parsed(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
+    """The JSON objects of an event stream; comments and other fields are skipped."""
+    data: list[str] = []
+    async for line in lines:
+        if line.startswith("data:"):
+            data.append(line[5:].removeprefix(" "))
+        elif not line and data:
+            yield json.loads("\n".join(data))
+            data = []
+
+
+def tell(event: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        client.print_json_line(event)
+    else:
+        click.echo(sentence(event, time.time()))
+
+
+def sentence(event: dict[str, Any], now_unix_s: float) -> str:
+    """`14:02:11  qwen  evicted: ...`."""
+    when = text.clock(event["at"], now_unix_s) if "at" in event else "-"
+    model = text.safe(str(event.get("model") or "greenroom"))
+    mark = "! " if event.get("level") == "warning" else ""
+    return f"{when}  {model}  {mark}{text.safe(str(event.get('text') or event.get('kind', '')))}"

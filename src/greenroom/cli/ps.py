@@ -1,0 +1,155 @@
+"""`greenroom ps`: what is resident, what it holds, what happens next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from greenroom.cli import client, text
+
+HEADERS = ("MODEL", "STATE", "DEVICE", "RESERVED", "MEASURED", "IN-FLIGHT", "QUEUED", "IDLE", "NEXT")
+RIGHT = frozenset({3, 4, 5, 6, 7})
+MODEL_CELLS_MAX = 40
+ERROR_CELLS_MAX = 80
+BAR_CELLS = 10
+DEVICE_BAR_CELLS = 24
+WATCH_S_DEFAULT = 1.0
+
+MOVING = frozenset({"starting", "waking", "going_to_sleep", "stopping"})
+
+
+@click.command()
+@client.server_options
+@click.option("--json", "as_json", is_flag=True, help="The whole status as JSON.")
+@click.option("--watch", is_flag=True, help="Keep showing it until Ctrl-C.")
+@click.option(
+    "--every", "every_s", type=click.FloatRange(0.1, 3600), default=WATCH_S_DEFAULT, show_default=True, help="Seconds between looks."
+)
+def ps(server: client.Server, as_json: bool, watch: bool, every_s: float) -> None:
+    """List models, what they hold and what happens next."""
+    client.run(show(server, as_json, every_s if watch else None))
+
+
+async def show(server: client.Server, as_json: bool, every_s: float | None) -> None:
+    async with client.Client(server) as asked:
+        if every_s is not None and not as_json and click.get_text_stream("stdout").isatty():
+            await show_live(asked, every_s)
+            return
+        while True:
+            status = await asked.get("/api/status")
+            client.print_json(status) if as_json else click.echo("\n".join(page(status, ascii=text.is_ascii_terminal())))
+            if every_s is None:
+                return
+            await asyncio.sleep(every_s)
+            click.echo()
+
+
+async def show_live(asked: client.Client, every_s: float) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        while True:
+            lines = page(await asked.get("/api/status"), ascii=text.is_ascii_terminal())
+            live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
+            await asyncio.sleep(every_s)
+
+
+def page(status: dict[str, Any], *, ascii: bool = False) -> list[str]:
+    """The lines of `ps` for a status."""
+    lines = text.table(HEADERS, [row for model in status["models"] for row in rows(model, ascii)], RIGHT)
+    if status["devices"]:
+        lines += ["", *device_lines(status["devices"], ascii)]
+    if status["queue"]["length"]:
+        waits = "request waits" if status["queue"]["length"] == 1 else "requests wait, the oldest"
+        lines += ["", f"{status['queue']['length']} {waits} for {text.duration(status['queue']['oldest_s'])}"]
+    return lines
+
+
+def rows(model: dict[str, Any], ascii: bool) -> Iterator[tuple[str, ...]]:
+    """One row per instance; a model without one has a row as well."""
+    name = text.cut(text.safe(model["id"]), MODEL_CELLS_MAX)
+    if not model["instances"]:
+        yield (name, text.safe(model["state"]), "-", "-", "-", "-", str(model["queued"]), "-", next_of_absent(model))
+    for one in model["instances"]:
+        yield (
+            name,
+            state_words(one),
+            ",".join(text.safe(id) for id in one["devices"]) or "-",
+            text.size(one["reserved_mib"]),
+            text.size(one["measured_mib"]),
+            str(one["in_flight"]),
+            str(model["queued"]),
+            text.brief(one["idle_s"]),
+            next_of(model, one, ascii),
+        )
+
+
+def state_words(one: dict[str, Any]) -> str:
+    words = text.safe(one["state"]).replace("_", " ")
+    return f"{words} ({one['level']})" if one["state"] == "asleep" and one.get("level") else words
+
+
+def next_of_absent(model: dict[str, Any]) -> str:
+    if model["state"] == "failed":
+        return backing_off(model)
+    if model["queued"]:
+        return "waits for room" + ("" if model.get("eta_s") is None else f", {text.about(model['eta_s'])}")
+    up_s = model.get("up_s")
+    return f"starts in {text.about(up_s)}" if up_s else ""
+
+
+def backing_off(model: dict[str, Any]) -> str:
+    why = text.cut(text.safe(model["last_error"]), ERROR_CELLS_MAX) if model["last_error"] else ""
+    left_s = model.get("backoff_s") or 0.0
+    when = f"tries again in {text.brief(left_s)}" if left_s else "tries again when asked"
+    return f"{when}: {why}" if why else when
+
+
+def next_of(model: dict[str, Any], one: dict[str, Any], ascii: bool) -> str:
+    state = one["state"]
+    if state in MOVING:
+        return text.loading(one["since_s"], one.get("expected_s"), BAR_CELLS, ascii=ascii)
+    if state == "draining":
+        return f"leaves after {text.count(one['in_flight'], 'request')}"
+    if state in ("stopped", "failed"):
+        return next_of_absent({**model, "state": state})
+    if model["pinned"]:
+        return "stays (pinned)"
+    return ladder(model, one)
+
+
+def ladder(model: dict[str, Any], one: dict[str, Any]) -> str:
+    """When an idle model sleeps or stops by itself."""
+    if one["idle_s"] is None:
+        return ""
+    steps = [("stops", model.get("ttl_s"))]
+    if one["state"] == "ready":
+        steps.append(("sleeps", model.get("sleep_after_s")))
+    due = sorted((after_s - one["idle_s"], word) for word, after_s in steps if after_s)
+    return f"{due[0][1]} in {text.brief(max(0.0, due[0][0]))}" if due else ""
+
+
+def device_lines(devices: list[dict[str, Any]], ascii: bool) -> list[str]:
+    width = max(text.cells(text.safe(one["id"])) for one in devices)
+    return [device_line(one, width, ascii) for one in devices]
+
+
+def device_line(one: dict[str, Any], width: int, ascii: bool) -> str:
+    id = text.safe(one["id"])
+    room_mib = max(1, one["capacity_mib"] - one["headroom_mib"])
+    drawn = text.bar(one["reserved_mib"] / room_mib, DEVICE_BAR_CELLS, ascii=ascii)
+    parts = [f"{text.size(one['reserved_mib'])} of {text.size(room_mib)} reserved"]
+    if one["used_mib"] is not None:
+        parts.append(f"{text.size(one['used_mib'])} used")
+    if one["outside_mib"]:
+        holder = f" ({text.safe(one['holder'])})" if one.get("holder") else ""
+        parts.append(f"{text.size(one['outside_mib'])} by others{holder}")
+    if one.get("name"):
+        parts.append(text.safe(one["name"]))
+    return f"{id}{' ' * (width - text.cells(id))}  {drawn} {', '.join(parts)}"

@@ -1,0 +1,1 @@
+"""Configuration: the file people write, as plain values the rest works with."""

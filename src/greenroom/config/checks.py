@@ -1,0 +1,160 @@
+"""What must hold across keys: names, references, ports, groups.  Works on what validation left standing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from .errors import Path, Report, did_you_mean, quoted
+from .schema import ConfigFile, GroupSection, ModelSection, name_error
+
+PORT = "${PORT}"
+DEVICE_IDS_KNOWN = re.compile(r"gpu\d{1,3}|ram|(?:GPU|MIG)-[0-9A-Za-z/-]+")
+_DEVICE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_SECRET_FLAG = re.compile(r"--?(?:api[-_]?key|hf[-_]?token|token|auth[-_]?token|password|secret)(=.*)?", re.IGNORECASE | re.DOTALL)
+
+
+def check_names(models: Mapping[str, ModelSection], ids: Mapping[str, object], report: Report) -> dict[str, str]:
+    """Every name clients may use -> model id; problems for ids that cannot be used and for names with two meanings."""
+    for model_id in ids:
+        if message := name_error(model_id):
+            report.add(("models", model_id), message)
+    names = {model_id: model_id for model_id in ids}
+    for model_id, model in models.items():
+        for index, alias in enumerate(model.aliases):
+            _claim(alias, model_id, ("models", model_id, "aliases", index), names, report)
+        for alias in model.filters.setParamsByID:
+            _claim(alias, model_id, ("models", model_id, "filters", "setParamsByID", alias), names, report, again=True)
+    return names
+
+
+def _claim(alias: str, model_id: str, path: Path, names: dict[str, str], report: Report, again: bool = False) -> None:
+    """`again`: the name may already be this model's own."""
+    owner = names.get(alias)
+    if owner is None:
+        names[alias] = model_id
+    elif alias == owner and owner != model_id:
+        report.add(path, f"{quoted(alias)} is the id of another model. Choose another name.")
+    elif owner != model_id:
+        report.add(path, f"{quoted(alias)} is already a name of model {quoted(owner)}. Choose another name.")
+    elif not again:
+        report.add(path, f"{quoted(alias)} is already a name of this model. Remove it.")
+
+
+def check_model(model_id: str, model: ModelSection, raw: Mapping[str, object], devices: Mapping[str, object], report: Report) -> None:
+    """What must hold inside one model."""
+    path: Path = ("models", model_id)
+    if not model.cmd and "cmd" not in raw:
+        report.add(path, "has no cmd. Add the engine's command, such as cmd: llama-server --model /models/x.gguf --port ${PORT}")
+    _check_port(model, path, report)
+    _check_devices(model, devices, path, report)
+    if model.sleep == "off" and model.sleep_after:
+        report.warn((*path, "sleep_after"), "has no effect with sleep: off.")
+    if model.concurrencyLimit and model.parallel is None:
+        meaning = f"is read as parallel: {model.concurrencyLimit}; further requests wait (up to queue_limit) where llama-swap refuses them."
+        report.warn((*path, "concurrencyLimit"), meaning)
+    for word in model.cmd:
+        if flag := _SECRET_FLAG.fullmatch(word):
+            report.warn((*path, "cmd"), _secret_sentence(word.removesuffix(flag.group(1) or "")))
+
+
+def _secret_sentence(flag: str) -> str:
+    return f"{flag} puts a secret on the command line, where every user of this machine can read it. Put it in env instead."
+
+
+def _check_port(model: ModelSection, path: Path, report: Report) -> None:
+    if not model.cmd:
+        return
+    told = [*model.cmd, *(text for _, text in model.env), *(model.container.args if model.container else ())]
+    if any(PORT in word for word in told):
+        return
+    if model.proxy is None:
+        report.add(
+            (*path, "cmd"),
+            "has no ${PORT}, so the engine cannot be told where to listen. Add --port ${PORT}, or set proxy to its own address.",
+        )
+    elif PORT in model.proxy:
+        report.add((*path, "proxy"), "uses ${PORT}, but cmd does not. Add --port ${PORT} to cmd, or write the engine's own port here.")
+
+
+def _check_devices(model: ModelSection, devices: Mapping[str, object], path: Path, report: Report) -> None:
+    for name in model.device:
+        if name not in devices and not DEVICE_IDS_KNOWN.fullmatch(name):
+            report.add(
+                (*path, "device"), f"{quoted(name)} is not a device.{did_you_mean(name, [*devices, 'any'])} Declare it under devices."
+            )
+    if model.device and model.devices_count > len(model.device):
+        said = f"{model.devices_count} devices are wanted, but device names {len(model.device)}."
+        report.add((*path, "devices_count"), f"{said} Name more devices, or write device: any.")
+
+
+def check_ports(models: Mapping[str, ModelSection], report: Report) -> None:
+    """Two models on one fixed port can never both run."""
+    taken: dict[tuple[str, int], str] = {}
+    for model_id, model in models.items():
+        if model.proxy is None or PORT in model.proxy:
+            continue
+        parts = urlsplit(model.proxy)
+        host = parts.hostname or ""
+        at = ("localhost" if host in _LOOPBACK else host, parts.port or 80)
+        if at in taken:
+            what = f"port clash: {parts.port or 80} on {host} is also the port of model {quoted(taken[at])}."
+            report.add(("models", model_id, "proxy"), f"{what} Use ${{PORT}}, or another port.")
+        taken.setdefault(at, model_id)
+
+
+def check_devices(top: ConfigFile, report: Report) -> None:
+    for device_id, device in top.devices.items():
+        path: Path = ("devices", device_id)
+        if device_id == "any" or not _DEVICE_ID.fullmatch(device_id):
+            report.add(path, f"{quoted(device_id)} cannot name a device. Use gpu0, gpu1, ram, or letters, digits, _ . and -.")
+        elif device.probe == "none" and device.memory is None:
+            report.add(path, "is not measured (probe: none), so its size must be told. Add memory: 24GiB or the like.")
+        elif device.probe == "auto" and device.uuid is None and not DEVICE_IDS_KNOWN.fullmatch(device_id):
+            report.add(
+                path,
+                f"{quoted(device_id)} is no GPU that can be found. Name it gpu0 or ram, add its uuid, or write probe: none and memory.",
+            )
+        if device.memory is not None and device.headroom is not None and device.headroom >= device.memory:
+            report.add((*path, "headroom"), f"{device.headroom} MiB of headroom leave nothing of {device.memory} MiB. Make it smaller.")
+
+
+def groups_of(top: ConfigFile) -> tuple[Mapping[str, GroupSection], Path]:
+    """The groups and where they stand: at the top level, or where newer llama-swap files keep them."""
+    nested = top.routing.router.settings.groups
+    return (nested, ("routing", "router", "settings", "groups")) if nested and not top.groups else (top.groups, ("groups",))
+
+
+def check_references(top: ConfigFile, names: Mapping[str, str], report: Report) -> None:
+    """Groups, preload and default_model name models that exist."""
+    if top.groups and top.routing.router.settings.groups:
+        report.add(("routing", "router", "settings", "groups"), "groups also stand at the top level. Keep them in one place.")
+    groups, base = groups_of(top)
+    _check_groups(groups, base, names, report)
+    for index, name in enumerate(top.hooks.on_startup.preload):
+        _check_known(name, ("hooks", "on_startup", "preload", index), names, report)
+    if top.default_model is not None:
+        _check_known(top.default_model, ("default_model",), names, report)
+
+
+def _check_known(name: str, path: Path, names: Mapping[str, str], report: Report) -> bool:
+    if name in names:
+        return True
+    report.add(path, f"{quoted(name)} is not a model.{did_you_mean(name, names)}")
+    return False
+
+
+def _check_groups(groups: Mapping[str, GroupSection], base: Path, names: Mapping[str, str], report: Report) -> None:
+    group_of: dict[str, str] = {}
+    for group_id, group in groups.items():
+        for index, member in enumerate(group.members):
+            path = (*base, group_id, "members", index)
+            if not _check_known(member, path, names, report):
+                continue
+            model_id = names[member]
+            if model_id in group_of:
+                whose = "this group" if group_of[model_id] == group_id else f"group {quoted(group_of[model_id])}"
+                report.add(path, f"{quoted(member)} is already in {whose}. A model can be in one group only.")
+            group_of[model_id] = group_id

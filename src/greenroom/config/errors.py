@@ -1,0 +1,176 @@
+"""What is wrong with a configuration, as one line each: file, line, place, sentence."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+Path: TypeAlias = tuple[str | int, ...]
+"""A place in the document: keys and list positions from the top."""
+
+PROBLEMS_MAX = 200
+SHOWN_CHARS_MAX = 60
+SECRET_CHARS_MIN = 4  # shorter strings would mask half of every sentence
+
+_BARE_KEY = re.compile(r"[^\s.\[\]\"]+")
+_SECRET_NAME = re.compile(r"(?:key|token|secret|passw|credential|auth)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing to put right.  `line` and `column` count from 1."""
+
+    file: str
+    line: int
+    column: int
+    where: str  # models.qwen3.ttl; "" for the file as a whole
+    message: str
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        return f"{self.file}:{self.line}: {place}{self.message}"
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; `problems` holds all that was found, by line."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def one_line(text: str) -> str:
+    """Control characters and line ends made visible, so that a sentence stays one line."""
+    return "".join(c if c.isprintable() else (" " if c in "\t\n\r\x85\u2028\u2029" else f"\\x{ord(c):02x}") for c in text)
+
+
+def quoted(value: object) -> str:
+    """A value as people wrote it, short: numbers bare, text in quotes, other things by kind."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return str(getattr(value, "text", value))[:SHOWN_CHARS_MAX]
+    if isinstance(value, str):
+        text = one_line(value)
+        return f'"{text if len(text) <= SHOWN_CHARS_MAX else text[: SHOWN_CHARS_MAX - 1] + "…"}"'
+    return kind(value)
+
+
+def kind(value: object) -> str:
+    """What sort of YAML value this is, with its article."""
+    if value is None:
+        return "empty"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, str):
+        return f"the text {quoted(value)}"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    return quoted(value)
+
+
+def dotted(path: Path) -> str:
+    """`models.qwen3.aliases[1]`; keys with dots or spaces in quotes."""
+    out = ""
+    for part in path:
+        if isinstance(part, int):
+            out += f"[{part}]"
+            continue
+        name = part if _BARE_KEY.fullmatch(part) else f'"{part}"'
+        out += f".{name}" if out else name
+    return one_line(out)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant, or None."""
+    names = list(known)
+    by_plain = {_plain(each): each for each in names if _plain(each)}
+    if _plain(name) in by_plain:
+        return by_plain[_plain(name)]
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6) or difflib.get_close_matches(_plain(name), by_plain, n=1, cutoff=0.6)
+    return by_plain.get(close[0], close[0]) if close else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` Did you mean "x"?`, or what there is, or nothing."""
+    names = sorted(known)
+    meant = nearest(name, names)
+    if meant is not None:
+        return f" Did you mean {quoted(meant)}?"
+    if 0 < len(names) <= 8:
+        return f" Known here: {', '.join(one_line(each) for each in names)}."
+    return ""
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a variable or flag of this name probably holds a secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
+@dataclass(slots=True)
+class Report:
+    """Collects problems and warnings while one file is read; secrets told to it never come out."""
+
+    file: str
+    keys: dict[Path, tuple[int, int]] = field(default_factory=dict)  # place -> line, column (from 1)
+    problems: dict[tuple[int, Path, str], Problem] = field(default_factory=dict)
+    paths: dict[tuple[int, Path, str], Path] = field(default_factory=dict)
+    warnings: dict[tuple[int, str], None] = field(default_factory=dict)
+    secrets: set[str] = field(default_factory=set)
+
+    def spot(self, path: Path) -> tuple[int, int]:
+        """Line and column of a place, or of the nearest place around it that was written."""
+        for end in range(len(path), -1, -1):
+            if path[:end] in self.keys:
+                return self.keys[path[:end]]
+        return 1, 1
+
+    def add(self, path: Path, message: str, line: int | None = None, column: int = 1) -> None:
+        at, column = self.spot(path) if line is None else (line, column)
+        key = (at, path, message)
+        self.problems[key] = Problem(self.file, at, column, dotted(path), message)
+        self.paths[key] = path
+
+    def warn(self, path: Path, message: str) -> None:
+        line, _ = self.spot(path)
+        place = f"{dotted(path)}: " if path else ""
+        self.warnings[line, f"{self.file}:{line}: {place}{message}"] = None
+
+    def hide(self, secret: object) -> None:
+        """Keep this value out of every message from now on."""
+        text = str(getattr(secret, "text", secret)).strip()
+        if len(text) >= SECRET_CHARS_MIN:
+            self.secrets.add(text)
+
+    def has(self, path: Path) -> bool:
+        """Whether something at this place, or below it, was already reported."""
+        return any(each[: len(path)] == path for each in self.paths.values())
+
+    def masked(self, text: str) -> str:
+        for secret in sorted(self.secrets, key=len, reverse=True):
+            text = text.replace(secret, "***").replace(one_line(secret), "***")
+        return text
+
+    def _finished(self, problem: Problem) -> Problem:
+        message = one_line(self.masked(problem.message))
+        return Problem(one_line(problem.file), problem.line, problem.column, self.masked(problem.where), message)
+
+    def sorted_problems(self, below: Path = ()) -> tuple[Problem, ...]:
+        """All problems at or below a place, by line, each masked and one line long."""
+        chosen = [self._finished(p) for key, p in self.problems.items() if self.paths[key][: len(below)] == below]
+        chosen.sort(key=lambda p: (p.line, p.column, p.where, p.message))
+        if len(chosen) > PROBLEMS_MAX:
+            last = chosen[PROBLEMS_MAX - 1]
+            more = Problem(last.file, last.line, last.column, "", f"{len(chosen) - PROBLEMS_MAX + 1} more problems follow.")
+            chosen = [*chosen[: PROBLEMS_MAX - 1], more]
+        return tuple(chosen)
+
+    def sorted_warnings(self) -> tuple[str, ...]:
+        return tuple(one_line(self.masked(text)) for _, text in sorted(self.warnings))

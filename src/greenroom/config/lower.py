@@ -1,0 +1,103 @@
+"""From the validated file to the plain values of `model.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .checks import groups_of
+from .model import Config, ContainerConfig, DeviceConfig, FiltersConfig, GroupConfig, ModelConfig, SizeSpec, WarmupConfig
+from .schema import ConfigFile, ContainerSection, DeviceSection, FiltersSection, ModelSection
+
+IGNORED_PATHS_DEFAULT = (r"\.(?:js|json|css|png|gif|jpe?g|ico|txt)$",)  # what pages of an engine fetch; none of it is worth a start
+PROXY_DEFAULT = "http://127.0.0.1:${PORT}"
+STOP_S_DEFAULT = 10.0
+
+
+def lower_model(model_id: str, model: ModelSection, top: ConfigFile, line: int, misconfigured: str = "") -> ModelConfig:
+    """One model with what it inherits from the top level filled in."""
+    ttl_s = top.globalTTL if model.ttl is None else model.ttl
+    return ModelConfig(
+        id=model_id,
+        argv=model.cmd,
+        line=line,
+        aliases=_aliases(model_id, model),
+        name=model.name,
+        description=model.description,
+        unlisted=model.unlisted,
+        metadata=model.metadata,
+        engine=model.engine,
+        stop_argv=model.cmdStop or (),
+        env=model.env,
+        cwd=model.cwd,
+        proxy=model.proxy or PROXY_DEFAULT,
+        check_path=None if model.checkEndpoint == "none" else (model.checkEndpoint or "/health"),
+        check_explicit=model.checkEndpoint is not None,
+        start_s_max=model.healthCheckTimeout or top.healthCheckTimeout,
+        stop_s_max=model.unloadTimeout or top.unloadTimeout or STOP_S_DEFAULT,
+        ttl_s=ttl_s or None,
+        sleep_after_s=model.sleep_after or None,
+        sleep=model.sleep,
+        memory_mib=model.memory,
+        host_memory_mib=model.host_memory,
+        devices=model.device,
+        devices_count=model.devices_count,
+        parallel=model.parallel or model.concurrencyLimit or None,
+        queue_limit=model.queue_limit,
+        pin=model.pin,
+        on_conflict=model.on_conflict,
+        priority=model.priority,
+        use_model_name=model.useModelName or None,
+        filters=_filters(model.filters),
+        warmup=None if model.warmup is None else WarmupConfig(model.warmup.path, model.warmup.body),
+        container=None if model.container is None else _container(model.container),
+        stall_s_max=model.stall_timeout or None,
+        busy_s_max=model.busy_timeout or None,
+        progress_counts=model.progress_counts,
+        keepalive=model.keepalive,
+        misconfigured=misconfigured,
+    )
+
+
+def _aliases(model_id: str, model: ModelSection) -> tuple[str, ...]:
+    """Names of `setParamsByID` are aliases too; the model's own id is none."""
+    names = dict.fromkeys([*model.aliases, *model.filters.setParamsByID])
+    return tuple(name for name in names if name != model_id)
+
+
+def _filters(filters: FiltersSection) -> FiltersConfig:
+    return FiltersConfig(filters.stripParams, filters.setParams, filters.setParamsByID)
+
+
+def _container(container: ContainerSection) -> ContainerConfig:
+    return ContainerConfig(container.runtime, container.image, container.args, container.volumes)
+
+
+def _device(device_id: str, device: DeviceSection) -> DeviceConfig:
+    return DeviceConfig(device_id, SizeSpec(device.memory, device.headroom, device.probe), device.uuid)
+
+
+def lower(path: str, top: ConfigFile, models: tuple[ModelConfig, ...], names: Mapping[str, str], warnings: tuple[str, ...]) -> Config:
+    """The whole file; `names` maps every id and alias to its model id."""
+    groups, _ = groups_of(top)
+    return Config(
+        path=path,
+        models=models,
+        devices=tuple(_device(device_id, device) for device_id, device in top.devices.items()),
+        groups=tuple(
+            GroupConfig(group_id, tuple(names[member] for member in group.members), group.swap, group.exclusive, group.persistent)
+            for group_id, group in groups.items()
+        ),
+        preload=tuple(dict.fromkeys(names[name] for name in top.hooks.on_startup.preload)),
+        api_keys=tuple(dict.fromkeys(top.apiKeys)),
+        start_port=top.startPort,
+        log_level=top.logLevel,
+        log_to_stdout=top.logToStdout,
+        include_aliases_in_list=top.includeAliasesInList,
+        upstream_ignore_paths=top.upstream.ignorePaths or IGNORED_PATHS_DEFAULT,
+        default_model=None if top.default_model is None else names[top.default_model],
+        allowed_hosts=top.allowed_hosts,
+        cors_origins=top.cors_origins,
+        policy=top.scheduling,
+        limits=top.limits,
+        warnings=warnings,
+    )

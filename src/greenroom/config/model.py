@@ -1,0 +1,128 @@
+"""What configuration says once it is read: plain frozen values, no pydantic beyond this line.
+
+Sizes are MiB, durations seconds; macros are expanded, except `${PORT}` (known only when an engine is
+started) and `${PID}` in `stop_argv` (known only when it is stopped).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class SizeSpec:
+    """How much a device may be used; None = found out by measuring."""
+
+    memory_mib: int | None = None
+    headroom_mib: int | None = None
+    probe: str = "auto"  # auto | none
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfig:
+    id: str  # gpu0, gpu1, ram, or any name with probe: none
+    size: SizeSpec = field(default_factory=SizeSpec)
+    uuid: str | None = None  # GPU or MIG UUID when the operator names it
+
+
+@dataclass(frozen=True, slots=True)
+class FiltersConfig:
+    strip_params: tuple[str, ...] = ()
+    set_params: Mapping[str, Any] = field(default_factory=dict)
+    set_params_by_id: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        return not (self.strip_params or self.set_params or self.set_params_by_id)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupConfig:
+    """One request sent after a start, before the model is called ready."""
+
+    path: str
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerConfig:
+    """Run the engine inside a container instead of on the host."""
+
+    runtime: str  # podman | docker
+    image: str
+    args: tuple[str, ...] = ()  # extra arguments of `run`
+    volumes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    id: str
+    argv: tuple[str, ...]  # command, already split; may hold ${PORT} inside any item
+    line: int = 0  # where its entry starts in the file
+    aliases: tuple[str, ...] = ()
+    name: str = ""
+    description: str = ""
+    unlisted: bool = False
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    engine: str | None = None  # llama_server | vllm | sglang | tei | generic; None = told from the command
+    stop_argv: tuple[str, ...] = ()  # cmdStop; may hold ${PID}
+    env: tuple[tuple[str, str], ...] = ()
+    cwd: str | None = None
+    proxy: str = "http://127.0.0.1:${PORT}"
+    check_path: str | None = "/health"  # None: `none`, ready as soon as the port is open
+    check_explicit: bool = False  # written in the config, not the default
+    start_s_max: float = 120.0  # healthCheckTimeout
+    stop_s_max: float = 10.0  # unloadTimeout: grace between TERM and KILL
+    ttl_s: float | None = None  # None = never
+    sleep_after_s: float | None = None
+    sleep: str = "auto"  # off | 1 | 2 | auto
+    memory_mib: int | None = None  # declared need per device
+    host_memory_mib: int | None = None
+    devices: tuple[str, ...] = ()  # () = any
+    devices_count: int = 1
+    parallel: int | None = None  # None = read from the flags
+    queue_limit: int = 256
+    pin: bool = False
+    on_conflict: str = "refuse"
+    priority: str = "interactive"
+    use_model_name: str | None = None  # written over `model` before forwarding
+    filters: FiltersConfig = field(default_factory=FiltersConfig)
+    warmup: WarmupConfig | None = None
+    container: ContainerConfig | None = None
+    stall_s_max: float | None = None  # no byte from the engine and no answer to probes: it is ended
+    busy_s_max: float | None = None  # no byte from the engine on a request: it is ended whatever its health says
+    progress_counts: bool = False  # a log line during start restarts the start clock
+    keepalive: bool = True  # SSE comments to streaming clients while the model loads
+    misconfigured: str = ""  # set when lenient loading kept a bad entry: what is wrong, one sentence
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConfig:
+    id: str
+    members: tuple[str, ...]
+    swap: bool = True
+    exclusive: bool = True
+    persistent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    path: str
+    models: tuple[ModelConfig, ...]
+    devices: tuple[DeviceConfig, ...] = ()
+    groups: tuple[GroupConfig, ...] = ()
+    preload: tuple[str, ...] = ()  # hooks.on_startup.preload
+    api_keys: tuple[str, ...] = ()
+    start_port: int = 5800
+    log_level: str = "info"
+    log_to_stdout: str = "proxy"  # proxy | upstream | both | none
+    include_aliases_in_list: bool = False
+    upstream_ignore_paths: tuple[str, ...] = ()  # regular expressions
+    default_model: str | None = None  # for requests without `model`
+    allowed_hosts: tuple[str, ...] = ()  # extra Host names accepted besides loopback names and the listen address
+    cors_origins: tuple[str, ...] = ("*",)  # origins allowed to read the inference API
+    policy: Mapping[str, float] = field(default_factory=dict)  # scheduling constants by name (core.facts.Policy)
+    limits: Mapping[str, int | float] = field(default_factory=dict)  # data-plane limits by name (proxy.limits)
+    warnings: tuple[str, ...] = ()  # `file:line: sentence`, shown by check and at start

@@ -1,0 +1,587 @@
+"""The configuration file's shape: every key, its type and what it accepts.  The only home of pydantic.
+
+Fields carry the spelling of the file as alias; validators raise ValueError with the sentence people read.
+Nothing here looks across keys: that is `checks.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, Any, TypeAlias
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from greenroom.core.facts import Policy
+
+from . import commands, units
+from .document import plain
+from .errors import did_you_mean, kind, looks_secret, quoted
+
+NAME_CHARS_MAX = 256
+PATTERN_CHARS_MAX = 1000
+_MACRO = {"type": "string", "pattern": r"\$\{[^}]+\}"}
+
+
+def _any_of(*shapes: dict[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [*shapes, _MACRO]})
+
+
+# ------------------------------------------------------------------------------------------------------------ scalars
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return str(getattr(value, "text", value))
+    raise ValueError(f"is {kind(value)}. Write text.")
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value in ("true", "false"):
+        return value == "true"
+    raise ValueError(f"{quoted(value)} is neither true nor false. Write true or false.")
+
+
+def _whole_number(value: object) -> int:
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value, re.ASCII):
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{quoted(value)} is not a whole number.")
+    return int(value)
+
+
+def _whole(low: int, high: int, say: str = "") -> BeforeValidator:
+    def validate(value: object) -> int:
+        number = _whole_number(value)
+        if not low <= number <= high:
+            raise ValueError(f"{quoted(value)} is outside {low} to {high}.{say}")
+        return number
+
+    return BeforeValidator(validate)
+
+
+def _choice(*choices: str, also: Mapping[str, str] | None = None) -> BeforeValidator:
+    meanings = {**{choice: choice for choice in choices}, **(also or {})}
+
+    def validate(value: object) -> str:
+        written = str(getattr(value, "text", value)) if isinstance(value, (str, int)) and not isinstance(value, bool) else kind(value)
+        if written in meanings:
+            return meanings[written]
+        listed = f"{', '.join(choices[:-1])} or {choices[-1]}"
+        raise ValueError(f"{quoted(value)} is not one of the choices.{_near(written, choices)} Write {listed}.")
+
+    return BeforeValidator(validate)
+
+
+def _near(written: str, choices: tuple[str, ...]) -> str:
+    hint = did_you_mean(written, choices)
+    return hint if hint.startswith(" Did") else ""
+
+
+def _positive_s(value: object) -> float:
+    seconds = units.duration_s(value)
+    if seconds <= 0:
+        raise ValueError(f"{quoted(value)} is no time at all. Write at least 1, such as 120 or 2m.")
+    return seconds
+
+
+def _later(value: object) -> None:
+    if value == "auto":
+        raise ValueError('"auto" is not supported yet. Write a duration such as 5m, or 0 for never.')
+
+
+def _ttl_s(value: object) -> float | None:
+    """-1 (what the file says globally) is None here."""
+    _later(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value == -1:
+        return None
+    return units.duration_s(value)
+
+
+def _idle_s(value: object) -> float:
+    _later(value)
+    return units.duration_s(value)
+
+
+def _need_mib(value: object) -> int:
+    mib = units.size_mib_up(value)
+    if mib <= 0:
+        raise ValueError(f"{quoted(value)} is no memory at all. Leave it out to have it measured, or write a size such as 6GiB.")
+    return mib
+
+
+def _room_mib(value: object) -> int:
+    mib = units.size_mib_down(value)
+    if mib <= 0:
+        raise ValueError(f"{quoted(value)} is less than 1 MiB. Write a size such as 80GiB.")
+    return mib
+
+
+_DURATION = _any_of({"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^\s*(\d+(\.\d+)?\s*(ms|s|m|h|d)?\s*)+$"})
+_SIZE = _any_of({"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*([KkMmGgTt]i?[Bb]|[Bb])\s*$"})
+_TTL = _any_of({"type": "number", "minimum": -1}, {"type": "string", "pattern": r"^\s*(\d+(\.\d+)?\s*(ms|s|m|h|d)?\s*)+$"})
+_WORD = WithJsonSchema({"type": ["string", "number", "boolean"]})
+
+Words: TypeAlias = Annotated[str, BeforeValidator(_text), _WORD]
+Flag: TypeAlias = Annotated[bool, BeforeValidator(_flag), _any_of({"type": "boolean"})]
+Duration: TypeAlias = Annotated[float, BeforeValidator(units.duration_s), _DURATION]
+Positive: TypeAlias = Annotated[float, BeforeValidator(_positive_s), _DURATION]
+Idle: TypeAlias = Annotated[float, BeforeValidator(_idle_s), _DURATION]
+Ttl: TypeAlias = Annotated[float | None, BeforeValidator(_ttl_s), _TTL]
+Need: TypeAlias = Annotated[int, BeforeValidator(_need_mib), _SIZE]
+Room: TypeAlias = Annotated[int, BeforeValidator(_room_mib), _SIZE]
+Spare: TypeAlias = Annotated[int, BeforeValidator(units.size_mib_up), _any_of({"const": 0}, {"type": "string"})]
+Anything: TypeAlias = Annotated[Any, WithJsonSchema({})]
+
+
+def _number(low: int, high: int) -> WithJsonSchema:
+    return _any_of({"type": "integer", "minimum": low, "maximum": high})
+
+
+# ------------------------------------------------------------------------------------------------------- lists, tables
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"is {kind(value)}, not a list. Write [one, two], or one `- item` a line.")
+    for index, item in enumerate(value, start=1):
+        if isinstance(item, (Mapping, list)) or item is None:
+            raise ValueError(f"item {index} is {kind(item)}. Write text.")
+    return tuple(_text(item) for item in value)
+
+
+def _names(value: object) -> tuple[str, ...]:
+    names = _texts(value)
+    for name in names:
+        if message := name_error(name):
+            raise ValueError(message)
+    return names
+
+
+def name_error(name: str) -> str:
+    """What is wrong with a model id or alias; "" when nothing is."""
+    if not name.strip():
+        return "a name is empty. Give it at least one letter."
+    if name != name.strip():
+        return f"the name {quoted(name)} starts or ends with a space. Remove it."
+    if len(name) > NAME_CHARS_MAX:
+        return f"the name {quoted(name)} has {len(name)} characters; at most {NAME_CHARS_MAX} are taken."
+    if not name.isprintable():
+        return f"the name {quoted(name)} holds a character that cannot be printed. Remove it."
+    return ""
+
+
+def _patterns(value: object) -> tuple[str, ...]:
+    patterns = _texts(value)
+    for pattern in patterns:
+        if len(pattern) > PATTERN_CHARS_MAX:
+            raise ValueError(f"{quoted(pattern)} is longer than {PATTERN_CHARS_MAX} characters. Make it shorter.")
+        try:
+            re.compile(pattern)
+        except re.error as exc:
+            raise ValueError(f"{quoted(pattern)} is not a regular expression: {exc.msg}. Write one such as \\.css$.") from None
+    return patterns
+
+
+def _keys(value: object) -> tuple[str, ...]:
+    """API keys; no message here may hold one."""
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("is not a list. Write one `- key` a line.")
+    for index, item in enumerate(value, start=1):
+        if not isinstance(item, (str, int, float)) or isinstance(item, bool):
+            raise ValueError(f"key {index} is not text. Write it in quotes.")
+        text = _text(item)
+        if not text:
+            raise ValueError(f"key {index} is empty. Remove it, or write a key.")
+        if any(c.isspace() or not c.isprintable() or ord(c) > 126 for c in text):
+            raise ValueError(f"key {index} holds a space or a character that HTTP headers cannot carry. Use letters, digits and signs.")
+    return _texts(value)
+
+
+def command(value: object) -> tuple[str, ...]:
+    """Arguments from text (split, comments left out) or from a list (taken as they are)."""
+    if isinstance(value, (list, tuple)):
+        argv = _texts(value)
+    elif isinstance(value, str):
+        try:
+            argv = commands.split(value)
+        except commands.CommandError as exc:
+            raise ValueError(str(exc)) from None
+    else:
+        raise ValueError(f"is {kind(value)}. Write the command as text, or as a list of its arguments.")
+    if not argv or not argv[0]:
+        raise ValueError("is an empty command. Write the program and its arguments, such as llama-server --port ${PORT}.")
+    return argv
+
+
+def _arguments(value: object) -> tuple[str, ...]:
+    return command(f"x {value}")[1:] if isinstance(value, str) else _texts(value)
+
+
+def _environment(value: object) -> tuple[tuple[str, str], ...]:
+    if isinstance(value, Mapping):
+        pairs = [(str(name), _env_text(str(name), item)) for name, item in value.items()]
+    elif isinstance(value, (list, tuple)):
+        pairs = [_env_pair(index, item) for index, item in enumerate(value, start=1)]
+    else:
+        raise ValueError(f"is {_kind_only(value)}. Write one `- NAME=value` a line, or a mapping of NAME: value.")
+    for name, _ in pairs:
+        if not name or "=" in name or not name.isprintable() or any(c.isspace() for c in name):
+            raise ValueError(f"{quoted(name)} is not the name of an environment variable. Use letters, digits and _.")
+    return tuple(pairs)
+
+
+def _kind_only(value: object) -> str:
+    return "text" if isinstance(value, str) else kind(value)
+
+
+def _env_pair(index: int, item: object) -> tuple[str, str]:
+    name, equals, text = _text(item).partition("=") if not isinstance(item, (Mapping, list)) and item is not None else ("", "", "")
+    if not equals:
+        raise ValueError(f"item {index} has no `=`. Write NAME=value.")
+    return name.strip(), text
+
+
+def _env_text(name: str, item: object) -> str:
+    if item is None:
+        return ""
+    if isinstance(item, (Mapping, list)):
+        raise ValueError(f"{name} is {kind(item)}. Write text.")
+    return _text(item)
+
+
+def _url(value: object) -> str:
+    url = _text(value)
+    parts = urlsplit(url.replace("${PORT}", "1"))
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if parts.scheme == "https":
+        raise ValueError(f"{quoted(url)}: engines are reached over plain http only. Write http://127.0.0.1:${{PORT}}.")
+    if parts.scheme != "http" or not parts.hostname or port == 0 or any(c.isspace() for c in url):
+        raise ValueError(f"{quoted(url)} is not the address of an engine. Write http://127.0.0.1:${{PORT}} or http://host:8000/path.")
+    if parts.query or parts.fragment or parts.username is not None:
+        raise ValueError("an engine's address has no user, query or fragment. Write http://host:port/path.")
+    return url.rstrip("/")
+
+
+def _check_path(value: object) -> str:
+    path = _text(value)
+    if path == "none":
+        return path
+    if "://" in path:
+        raise ValueError(f"{quoted(path)} is a whole address. Write the path alone, such as /health, or none.")
+    if not path or any(c.isspace() or not c.isprintable() or ord(c) > 126 for c in path):
+        raise ValueError(f"{quoted(path)} is not a path. Write one such as /health, or none.")
+    return path if path.startswith("/") else f"/{path}"
+
+
+def _stripped(value: object) -> tuple[str, ...]:
+    """A comma list (or a list) of parameter names, sorted and without doubles; `model` cannot be stripped."""
+    names = value.split(",") if isinstance(value, str) else _texts(value)
+    return tuple(sorted({name.strip() for name in names} - {"", "model"}))
+
+
+def _table(value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"is {kind(value)}, not a mapping. Write `name: value` lines.")
+    table = plain(value)
+    assert isinstance(table, dict)
+    return table
+
+
+def _parameters(value: object) -> dict[str, Any]:
+    return {key: item for key, item in _table(value).items() if key != "model"}
+
+
+def _parameters_by_id(value: object) -> dict[str, dict[str, Any]]:
+    return {key: _parameters(item) for key, item in _table(value).items()}
+
+
+def _devices(value: object) -> tuple[str, ...]:
+    """`any` is the empty tuple."""
+    names = (value,) if isinstance(value, str) else _texts(value)
+    if not names:
+        raise ValueError("is an empty list. Name a device, or write any.")
+    if "any" in names and len(names) > 1:
+        raise ValueError('"any" stands alone. Name the devices, or write any.')
+    if len(set(names)) < len(names):
+        raise ValueError("names a device twice. Name each once; devices_count says how many are used.")
+    return () if tuple(names) == ("any",) else tuple(str(name) for name in names)
+
+
+def _policy(value: object) -> dict[str, float]:
+    table = _table(value)
+    known = {each.name: each.type for each in fields(Policy)}
+    out: dict[str, float] = {}
+    for name, item in table.items():
+        if name not in known:
+            raise ValueError(f"{quoted(name)} is no scheduling constant.{did_you_mean(name, known)}")
+        out[name] = _constant(name, item, whole="int" in str(known[name]))
+    return out
+
+
+def _constant(name: str, item: object, whole: bool) -> float:
+    if name.endswith("_s"):
+        return units.duration_s(item)
+    if isinstance(item, bool) or not isinstance(item, (int, float)) or item < 0 or item != item or item > 1e9:
+        raise ValueError(f"{name}: {quoted(item)} is not a number from 0 up.")
+    if whole and item != int(item):
+        raise ValueError(f"{name}: {quoted(item)} is not a whole number.")
+    return int(item) if whole else float(item)
+
+
+def _limits(value: object) -> dict[str, int | float]:
+    return {name: _limit(name, item) for name, item in _table(value).items()}
+
+
+def _limit(name: str, item: object) -> int | float:
+    try:
+        if "_bytes" in name and isinstance(item, str):
+            return units.size_bytes(item)
+        if re.search(r"_s(_|$)", name):
+            return units.duration_s(item)
+    except units.UnitError as exc:
+        raise ValueError(f"{name}: {exc}") from None
+    if isinstance(item, bool) or not isinstance(item, (int, float)) or not 0 <= item <= 1 << 50:
+        raise ValueError(f"{name}: {quoted(item)} is not a number from 0 up.")
+    return item
+
+
+_LIST = WithJsonSchema({"type": "array", "items": {"type": ["string", "number", "boolean"]}})
+_OBJECT = WithJsonSchema({"type": "object"})
+_COMMAND = WithJsonSchema(
+    {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": ["string", "number"]}, "minItems": 1}]}
+)
+_ENV = WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string", "pattern": "="}}, {"type": "object"}]})
+
+Texts: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_texts), _LIST]
+Names: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_names), _LIST]
+Patterns: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_patterns), _LIST]
+Keys: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_keys), _LIST]
+Argv: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(command), _COMMAND]
+Arguments: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_arguments), _COMMAND]
+Environment: TypeAlias = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_environment), _ENV]
+Url: TypeAlias = Annotated[str, BeforeValidator(_url), WithJsonSchema({"type": "string"})]
+CheckPath: TypeAlias = Annotated[str, BeforeValidator(_check_path), WithJsonSchema({"type": "string"})]
+Stripped: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_stripped), WithJsonSchema({"type": ["string", "array"]})]
+Table: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_table), _OBJECT]
+Parameters: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_parameters), _OBJECT]
+ParametersById: TypeAlias = Annotated[dict[str, dict[str, Any]], BeforeValidator(_parameters_by_id), _OBJECT]
+Devices: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_devices), WithJsonSchema({"type": ["string", "array"]})]
+Constants: TypeAlias = Annotated[
+    dict[str, float],
+    BeforeValidator(_policy),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {each.name: {"type": ["number", "string"]} for each in fields(Policy)},
+            "additionalProperties": False,
+        }
+    ),
+]
+Limits: TypeAlias = Annotated[
+    dict[str, int | float],
+    BeforeValidator(_limits),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": ["number", "string"]}}),
+]
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+class Section(BaseModel):
+    """A mapping whose keys are all known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=False)
+
+
+class DeviceSection(Section):
+    memory: Room | None = Field(default=None, description="How much of the device may be used.")
+    headroom: Spare | None = Field(default=None, description="How much of that always stays free.")
+    probe: Annotated[str, _choice("auto", "none"), WithJsonSchema({"enum": ["auto", "none"]})] = Field(
+        default="auto", description="none: the device is booked, not measured."
+    )
+    uuid: Words | None = Field(default=None, description="The GPU or MIG instance this name stands for.")
+
+
+class FiltersSection(Section):
+    stripParams: Stripped = Field(default=(), description="Request parameters to remove, comma-separated.")
+    setParams: Parameters = Field(default_factory=dict, description="Request parameters to set always.")
+    setParamsByID: ParametersById = Field(
+       default= default_factory=dict, description="Parameters to set by the name a client used; each name is an alias."
+    )
+
+
+class WarmupSection(Section):
+    path: CheckPath = Field(description="Where the request goes.")
+    body: Table = Field(default_factory=dict, description="Its JSON body.")
+
+
+class ContainerSection(Section):
+    image: Words = Field(description="The image to run.")
+    runtime: Annotated[str, _choice("podman", "docker"), WithJsonSchema({"enum": ["podman", "docker"]})] = Field(
+        default="podman", description="The program that runs it."
+    )
+    args: Arguments = Field(default=(), description="More arguments for `run`.")
+    volumes: Texts = Field(default=(), description="Mounts, as host:container[:options].")
+
+
+_ENGINES = ("llama_server", "vllm", "sglang", "tei", "generic")
+Engine: TypeAlias = Annotated[
+    str, _choice(*_ENGINES, also={"llama-server": "llama_server"}), WithJsonSchema({"enum": [*_ENGINES, "llama-server"]})
+]
+Sleep: TypeAlias = Annotated[str, _choice("off", "1", "2", "auto"), WithJsonSchema({"enum": ["off", 1, 2, "auto", "1", "2"]})]
+PriorityName: TypeAlias = Annotated[str, _choice("interactive", "batch"), WithJsonSchema({"enum": ["interactive", "batch"]})]
+Conflict: TypeAlias = Annotated[str, _choice("refuse", "wait"), WithJsonSchema({"enum": ["refuse", "wait"]})]
+LogLevel: TypeAlias = Annotated[
+    str,
+    _choice("debug", "info", "warn", "error", also={"warning": "warn"}),
+    WithJsonSchema({"enum": ["debug", "info", "warn", "error"]}),
+]
+LogTarget: TypeAlias = Annotated[
+    str, _choice("proxy", "upstream", "both", "none"), WithJsonSchema({"enum": ["proxy", "upstream", "both", "none"]})
+]
+NoEffect: TypeAlias = Annotated[Any, WithJsonSchema({"description": "Accepted; has no effect."})]
+
+
+class ModelSection(Section):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=False, json_schema_extra={"required": ["cmd"]})
+
+    cmd: Argv = Field(default=(), description="The engine's command: text split without a shell, or a list of arguments.")
+    cmdStop: Argv | None = Field(default=None, description="Command that stops the engine; may use ${PID}.")
+    proxy: Url | None = Field(default=None, description="Address of the engine; default http://127.0.0.1:${PORT}.")
+    checkEndpoint: CheckPath | None = Field(default=None, description="Path that answers 200 when ready; `none`: an open port is enough.")
+    healthCheckTimeout: Positive | None = Field(default=None, description="Longest start; `start_timeout` is the same key.")
+    unloadTimeout: Duration | None = Field(default=None, description="Grace between TERM and KILL; `stop_timeout` is the same key.")
+    ttl: Ttl = Field(default=None, description="Idle time after which the engine is stopped; 0 = never, -1 = globalTTL.")
+    aliases: Names = Field(default=(), description="Other names clients may use.")
+    env: Environment = Field(default=(), description="Environment of the engine: NAME=value list, or a mapping.")
+    cwd: Words | None = Field(default=None, description="Working directory of the engine.")
+    name: Words = Field(default="", description="Display name.")
+    description: Words = Field(default="", description="For listings.")
+    unlisted: Flag = Field(default=False, description="Callable, but not listed.")
+    metadata: Table = Field(default_factory=dict, description="Passed through to listings.")
+    useModelName: Words | None = Field(default=None, description="Written over `model` before forwarding.")
+    filters: FiltersSection = Field(default_factory=FiltersSection, description="What to change in JSON requests.")
+    concurrencyLimit: Annotated[int, _whole(0, 100_000), _number(0, 100_000)] = Field(
+        default=0, description="llama-swap's spelling of `parallel`; 0 = not set."
+    )
+    macros: Anything = Field(default=None, description="Macros of this model; they win over the global ones.")
+    memory: Need | None = Field(default=None, description="Memory it needs on each of its devices.")
+    host_memory: Need | None = Field(default=None, description="Host RAM it needs beside that.")
+    device: Devices = Field(default=(), description="A device, a list of candidates, or any.")
+    devices_count: Annotated[int, _whole(1, 64), _number(1, 64)] = Field(default=1, description="Devices used at once (tensor parallel).")
+    sleep: Sleep = Field(default="auto", description="Sleep level when memory is wanted.")
+    sleep_after: Idle | None = Field(default=None, description="Idle time after which it sleeps.")
+    pin: Flag = Field(default=False, description="Loaded at start, never evicted.")
+    priority: PriorityName = Field(default="interactive", description="Its place in the queue.")
+    parallel: Annotated[int, _whole(1, 100_000), _number(1, 100_000)] | None = Field(default=None, description="Requests in flight at once.")
+    queue_limit: Annotated[int, _whole(0, 1_000_000), _number(0, 1_000_000)] = Field(default=256, description="Waiting requests; beyond it 429.")
+    on_conflict: Conflict = Field(default="refuse", description="What happens when pinned models leave no room.")
+    stall_timeout: Duration | None = Field(default=None, description="No byte and no health for this long: the engine is ended.")
+    busy_timeout: Duration | None = Field(default=None, description="No byte on a request for this long: the engine is ended.")
+    warmup: WarmupSection | None = Field(default=None, description="One request sent before the model is called ready.")
+    container: ContainerSection | None = Field(default=None, description="Run the command in a container.")
+    engine: Engine | None = Field(default=None, description="The engine's dialect; default: told from the command.")
+    keepalive: Flag = Field(default=True, description="SSE comments to streaming clients while it loads.")
+    progress_counts: Flag = Field(default=False, description="A log line during the start restarts the start clock.")
+    capabilities: NoEffect = None
+    timeouts: NoEffect = None
+    compat: NoEffect = None
+
+
+class GroupSection(Section):
+    members: Names = Field(description="The models of the group.")
+    swap: Flag = Field(default=True, description="One member at a time.")
+    exclusive: Flag = Field(default=True, description="Starting a member stops other groups.")
+    persistent: Flag = Field(default=False, description="Other groups never stop it.")
+
+
+class StartupSection(Section):
+    preload: Names = Field(default=(), description="Models to load at start.")
+
+
+class HooksSection(Section):
+    on_startup: StartupSection = Field(default_factory=StartupSection)
+
+
+class UpstreamSection(Section):
+    ignorePaths: Patterns = Field(default=(), description="Paths under /upstream that never start a model.")
+
+
+class RouterSettings(Section):
+    groups: dict[str, GroupSection] = Field(default_factory=dict)
+
+
+class RouterSection(Section):
+    use: Annotated[str, _choice("group", also={"groups": "group"}), WithJsonSchema({"enum": ["group", "groups"]})] = "group"
+    settings: RouterSettings = Field(default_factory=RouterSettings)
+
+
+class RoutingScheduler(Section):
+    use: Annotated[str, _choice("fifo"), WithJsonSchema({"const": "fifo"})] = "fifo"
+
+
+class RoutingSection(Section):
+    router: RouterSection = Field(default_factory=RouterSection)
+    scheduler: RoutingScheduler = Field(default_factory=RoutingScheduler)
+
+
+class ConfigFile(Section):
+    """greenroom.yaml: which models there are, how their engines are started, and what memory they may use."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=False, json_schema_extra={"required": ["models"]})
+
+    models: dict[str, ModelSection] = Field(default_factory=dict, description="Model id -> how to serve it.")
+    devices: dict[str, DeviceSection] = Field(default_factory=dict, description="Memory budgets; found by itself when left out.")
+    groups: dict[str, GroupSection] = Field(default_factory=dict, description="Which models may be loaded together.")
+    routing: RoutingSection = Field(default_factory=RoutingSection, description="llama-swap's newer place for groups.")
+    hooks: HooksSection = Field(default_factory=HooksSection)
+    macros: Anything = Field(default=None, description="name: value, used as ${name}.")
+    healthCheckTimeout: Positive = Field(default=120.0, description="Longest start of an engine.")
+    globalTTL: Idle = Field(default=0.0, description="Idle time after which engines are stopped; 0 = never.")
+    unloadTimeout: Duration = Field(default=10.0, description="Grace between TERM and KILL; 0 = the default.")
+    startPort: Annotated[int, _whole(1, 65_535), _number(1, 65_535)] = Field(default=5800, description="First port given to engines.")
+    logLevel: LogLevel = "info"
+    logToStdout: LogTarget = "proxy"
+    includeAliasesInList: Flag = Field(default=False, description="Aliases are listed as models of their own.")
+    apiKeys: Keys = Field(default=(), description="Keys clients must show one of.")
+    upstream: UpstreamSection = Field(default_factory=UpstreamSection)
+    default_model: Words | None = Field(default=None, description="Serves requests that name no model.")
+    allowed_hosts: Texts = Field(default=(), description="Host names accepted besides loopback and the listen address.")
+    cors_origins: Texts = Field(default=("*",), description="Origins allowed to read the inference API from a browser.")
+    scheduling: Constants = Field(default_factory=dict, description="Constants of the scheduling rules, by name.")
+    limits: Limits = Field(default_factory=dict, description="Limits of the data plane, by name.")
+    logRequests: NoEffect = None
+    metricsMaxInMemory: NoEffect = None
+    store: NoEffect = None
+    ui: NoEffect = None
+    performance: NoEffect = None
+
+
+def secret_values(raw: object) -> list[object]:
+    """Values of `env` entries whose names say that they are secret."""
+    if isinstance(raw, Mapping):
+        return [item for name, item in raw.items() if looks_secret(str(name))]
+    if isinstance(raw, list):
+        pairs = [item.partition("=") for item in raw if isinstance(item, str)]
+        return [text for name, _, text in pairs if looks_secret(name)]
+    return []
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of greenroom.yaml, for editors."""
+    out = ConfigFile.model_json_schema(by_alias=True)
+    out["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    out["title"] = "greenroom.yaml"
+    return out

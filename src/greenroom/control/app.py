@@ -1,0 +1,438 @@
+"""The control plane: JSON over HTTP for operators, tools and the page.  No handler waits for a model unless it was asked to.
+
+Errors are JSON in OpenAI's shape on every route.  Keys, origins and host names are checked by the data
+plane, which is the only way in: this application listens on a private Unix socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import socket
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from greenroom.control import render, sse
+from greenroom.control.facade import Facade, Result
+from greenroom.core.facts import Operation, State
+
+log = logging.getLogger(__name__)
+
+FACADE: web.AppKey[Facade] = web.AppKey("facade")
+READERS: web.AppKey[sse.Readers] = web.AppKey("readers", sse.Readers)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+WAIT_S_MAX = 600.0
+LOG_LINES_DEFAULT = 200
+LOG_LINES_MAX = 10_000
+EVENTS_DEFAULT = 200
+EVENTS_MAX = 5_000
+BODY_BYTES_MAX = 64 << 10  # no route of ours reads a body
+SOCKET_PATH_BYTES_MAX = 107  # sun_path
+SHUTDOWN_S_MAX = 2.0
+UNLOAD_ALL_WAIT_S = 30.0
+
+# What a call waits for when it does not say: bringing a model up can take minutes and middle boxes cut silent calls,
+# so that is answered at once; leaving is short, and its caller wants the real outcome.
+WAIT_S_DEFAULT = {
+    Operation.LOAD: 0.0,
+    Operation.WAKE: 0.0,
+    Operation.UNLOAD: 30.0,
+    Operation.SLEEP: 30.0,
+    Operation.PIN: 5.0,
+    Operation.UNPIN: 5.0,
+}
+
+
+class Refused(Exception):
+    """Ends a handler with an error answer."""
+
+    def __init__(self, status: int, message: str, code: str = "", param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param, self.retry_after_s = status, message, code, param, retry_after_s
+
+
+def make_app(facade: Facade, limits: sse.StreamLimits | None = None) -> web.Application:
+    """The application over `facade`; serve it with `start_control`, or on any site in a test."""
+    app = web.Application(middlewares=[errors_as_json], client_max_size=BODY_BYTES_MAX)
+    app[FACADE] = facade
+    app[READERS] = sse.Readers(limits or sse.StreamLimits())
+    app.on_shutdown.append(end_streams)
+    # No HEAD: it would open a stream, or change a state, for nobody to see.
+    app.router.add_get("/api/status", get_status, allow_head=False)
+    app.router.add_get("/api/version", get_version, allow_head=False)
+    app.router.add_get("/api/events", get_events, allow_head=False)
+    app.router.add_get("/api/logs", get_own_logs, allow_head=False)
+    add_aliases(app.router)
+    # The name may hold slashes; `s` because a decoded name may even hold a line end.  Longer routes first.
+    for operation in Operation:
+        app.router.add_post(f"/api/models/{{id:(?s:.+)}}/{operation.value}", operate)
+    app.router.add_get("/api/models/{id:(?s:.+)}/logs", get_model_logs, allow_head=False)
+    app.router.add_get("/api/models/{id:(?s:.+)}/why", get_why, allow_head=False)
+    app.router.add_get("/api/models/{id:(?s:.+)}", get_model, allow_head=False)
+    return app
+
+
+def add_aliases(router: web.UrlDispatcher) -> None:
+    """llama-swap's routes, so that its tools and scripts keep working."""
+    router.add_get("/running", get_running, allow_head=False)
+    # A GET that changes state: kept because scripts call it; the data plane refuses it from other origins.
+    router.add_get("/unload", unload_all, allow_head=False)
+    router.add_post("/unload", unload_all)
+    router.add_post("/api/models/unload", unload_all)
+    router.add_post("/api/models/unload/{id:(?s:.+)}", unload_one)
+    router.add_get("/logs", get_own_logs, allow_head=False)
+    router.add_get("/logs/stream", stream_all_logs, allow_head=False)
+    router.add_get("/logs/stream/proxy", stream_own_logs, allow_head=False)
+    router.add_get("/logs/stream/upstream", stream_engine_logs, allow_head=False)
+    router.add_get("/logs/stream/{id:(?s:.+)}", stream_model_logs, allow_head=False)
+
+
+async def start_control(app: web.Application, socket_path: str | os.PathLike[str]) -> web.AppRunner:
+    """Serve `app` on a Unix socket only this user can reach; `await runner.cleanup()` ends it and removes the socket.
+
+    Raises OSError with one sentence when the path cannot be used.
+    """
+    path = Path(socket_path)
+    prepare_folder(path.parent)
+    listener = bind_private(path)
+
+    async def remove_socket(_: web.Application) -> None:
+        remove(path)
+
+    app.on_cleanup.append(remove_socket)
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S_MAX)
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    return runner
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make sure of a folder that only this user may enter."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        raise PermissionError(
+            f"{folder} belongs to user {found.st_uid}; the control socket needs a folder of our own. Give another --state-dir"
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise PermissionError(f"{folder} is open to other users; the control socket needs mode 0700. Run: chmod 700 {folder}")
+
+
+def bind_private(path: Path) -> socket.socket:
+    """A listening socket with mode 0600 from its first moment; a stale one of an earlier run is replaced."""
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        raise OSError(f"{path} is too long for a Unix socket ({SOCKET_PATH_BYTES_MAX} bytes at most). Give a shorter --state-dir")
+    if path.exists() and is_answered(path):
+        raise OSError(f"another greenroom already answers at {path}. Stop it, or give this one its own --state-dir")
+    remove(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(os.fspath(path))
+    finally:
+        os.umask(mask)
+    listener.listen(128)
+    listener.setblocking(False)
+    return listener
+
+
+def remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def is_answered(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0.2)
+        try:
+            probe.connect(os.fspath(path))
+        except OSError:
+            return False
+        return True
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Refused as refused:
+        return error_response(refused.status, refused.message, refused.code, refused.param, refused.retry_after_s)
+    except web.HTTPException as http:
+        return http_error(request, http)
+    except Exception:  # an edge: whatever breaks inside, the client gets JSON and the log gets the story
+        log.exception("%s %r failed", request.method, request.path)
+        return error_response(500, "greenroom failed to answer this; its log has the details. Please report it", "internal_error")
+
+
+def http_error(request: web.Request, http: web.HTTPException) -> web.StreamResponse:
+    if http.status < 400:
+        raise http
+    if isinstance(http, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(http.allowed_methods))
+        response = error_response(405, f"{request.method} is not possible here; use {allowed}", "method_not_allowed")
+        response.headers["Allow"] = allowed
+        return response
+    message = f"there is no route {request.method} {request.path!r}" if http.status == 404 else http.reason
+    return error_response(http.status, message, "not_found" if http.status == 404 else "")
+
+
+def error_response(
+    status: int, message: str, code: str = "", param: str | None = None, retry_after_s: float | None = None
+) -> web.StreamResponse:
+    headers = {} if retry_after_s is None else {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
+    return web.json_response(render.error(status, message, code, param), status=status, headers=headers)
+
+
+# ---------------------------------------------------------------------------------------------------------- the request
+
+
+def wanted_model(request: web.Request) -> str:
+    """The id of the model that the path names; 404 with near names otherwise."""
+    name = request.match_info["id"]
+    facade = request.app[FACADE]
+    if (id := facade.resolve(name)) is not None:
+        return id
+    near = [repr(one) for one in facade.near(name)]
+    hint = f"did you mean {' or '.join(near)}?" if near else "`greenroom ps` lists the models"
+    raise Refused(404, f"there is no model {name!r}: {hint}", "model_not_found", "model")
+
+
+def flag(request: web.Request, name: str) -> bool:
+    """`?name`, `?name=1`, `?name=true`; absent or `0`, `false` is no."""
+    value = request.query.get(name, "0").lower()
+    if value in ("", "1", "true", "yes"):
+        return True
+    if value in ("0", "false", "no"):
+        return False
+    raise Refused(400, f"{name}={value!r} is neither yes nor no; write {name}=1 or leave it out", "bad_parameter", name)
+
+
+def number(request: web.Request, name: str, default: float, most: float) -> float:
+    """A number from 0 up; more than `most` counts as `most`."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value) or value < 0:
+        raise Refused(400, f"{name}={text!r} is not a number from 0 to {most:g}", "bad_parameter", name)
+    return min(value, most)
+
+
+def sleep_level(request: web.Request) -> int | None:
+    match request.query.get("level"):
+        case None:
+            return None
+        case "1" | "2" as level:
+            return int(level)
+        case other:
+            raise Refused(
+                400,
+                f"level={other!r} is not a sleep level; it is 1 (weights in host memory) or 2 (weights dropped)",
+                "bad_parameter",
+                "level",
+            )
+
+
+# ----------------------------------------------------------------------------------------------------------------- state
+
+
+async def get_status(request: web.Request) -> web.StreamResponse:
+    return state_response(render.status(request.app[FACADE]))
+
+
+async def get_version(request: web.Request) -> web.StreamResponse:
+    return state_response({"version": request.app[FACADE].version, "name": "greenroom"})
+
+
+async def get_model(request: web.Request) -> web.StreamResponse:
+    id = wanted_model(request)
+    facade = request.app[FACADE]
+    entry = render.one_model(facade.view(), id, facade)
+    if entry is None:
+        raise Refused(404, f"the model {id!r} has just been removed from the configuration", "model_not_found", "model")
+    return state_response(entry)
+
+
+async def get_why(request: web.Request) -> web.StreamResponse:
+    id = wanted_model(request)
+    facade = request.app[FACADE]
+    return state_response(render.why(id, state_of(facade, id), facade.why(id)))
+
+
+async def get_running(request: web.Request) -> web.StreamResponse:
+    return state_response(render.running(request.app[FACADE]))
+
+
+def state_response(value: dict[str, Any]) -> web.StreamResponse:
+    return web.json_response(value, headers={"Cache-Control": "no-store"})
+
+
+def state_of(facade: Facade, id: str) -> str:
+    return next((one.state.value for one in facade.view().models if one.id == id), State.STOPPED.value)
+
+
+# ------------------------------------------------------------------------------------------------------------ operations
+
+
+async def operate(request: web.Request) -> web.StreamResponse:
+    """POST /api/models/{id}/{operation}: 200 done, 202 under way (see `status_url`), or why not."""
+    operation = Operation(request.path.rpartition("/")[2])
+    id = wanted_model(request)
+    wait_s = number(request, "wait", WAIT_S_DEFAULT[operation], WAIT_S_MAX)
+    result = await request.app[FACADE].operate(id, operation, force=flag(request, "force"), level=sleep_level(request), wait_s=wait_s)
+    return operated_response(request.app[FACADE], id, operation, result)
+
+
+async def unload_one(request: web.Request) -> web.StreamResponse:
+    id = wanted_model(request)
+    result = await unload(request.app[FACADE], id, flag(request, "force"))
+    return operated_response(request.app[FACADE], id, Operation.UNLOAD, result)
+
+
+async def unload_all(request: web.Request) -> web.StreamResponse:
+    """Every model that holds anything; all at once, so that one that is slow to go keeps nobody."""
+    facade = request.app[FACADE]
+    force = flag(request, "force")
+    ids = [one.id for one in facade.view().models if one.state not in (State.STOPPED, State.FAILED)]
+    results = await asyncio.gather(*(unload(facade, id, force) for id in ids))
+    models = [{"model": id, "status": result.status, "message": result.message} for id, result in zip(ids, results, strict=True)]
+    refused = [f"{id}: {result.message}" for id, result in zip(ids, results, strict=True) if result.status >= 400]
+    if refused:
+        raise Refused(409, f"{len(refused)} of {len(ids)} models stay: {'; '.join(refused)}", "not_unloaded")
+    return web.json_response({"msg": "ok", "models": models})
+
+
+async def unload(facade: Facade, id: str, force: bool) -> Result:
+    return await facade.operate(id, Operation.UNLOAD, force=force, level=None, wait_s=UNLOAD_ALL_WAIT_S)
+
+
+def operated_response(facade: Facade, id: str, operation: Operation, result: Result) -> web.StreamResponse:
+    if result.status >= 400:
+        raise Refused(result.status, result.message, result.code, "model", result.retry_after_s)
+    headers = {"Location": render.model_path(id)} if result.status == 202 else {}
+    return web.json_response(render.operated(id, operation, result, state_of(facade, id)), status=result.status, headers=headers)
+
+
+# --------------------------------------------------------------------------------------------------------------- streams
+
+
+async def end_streams(app: web.Application) -> None:
+    app[READERS].close_all()
+
+
+def free_readers(request: web.Request) -> sse.Readers:
+    readers = request.app[READERS]
+    if readers.is_full:
+        raise Refused(503, f"{len(readers)} streams are open already, which is the most; close one", "too_many_streams", None, 5)
+    return readers
+
+
+async def get_events(request: web.Request) -> web.StreamResponse:
+    """Server-sent events from now on (and what a `Last-Event-ID` missed); `?follow=0` gives the recent ones as JSON."""
+    facade = request.app[FACADE]
+    limit = int(number(request, "limit", EVENTS_DEFAULT, EVENTS_MAX))
+    if "follow" in request.query and not flag(request, "follow"):
+        return state_response({"events": list(facade.recent(limit)) if limit else []})
+    readers = free_readers(request)
+    news = News(facade, request.headers.get("Last-Event-ID", ""), limit if "limit" in request.query else 0)
+    opening = f"retry: {readers.limits.retry_ms}\n: events of greenroom\n\n".encode()
+    return await readers.stream(
+        request,
+        [facade.events()],
+        news.encode,
+        headers=sse.SSE_HEADERS,
+        opening=lambda: opening + news.missed(),
+        dropped_note=sse.events_dropped,
+        heartbeat=sse.HEARTBEAT,
+    )
+
+
+class News:
+    """Sends what a reader missed and then what is new, each event once."""
+
+    def __init__(self, facade: Facade, last_id: str, limit: int) -> None:
+        self._facade = facade
+        self._limit = limit
+        self._last = int(last_id) if last_id.isascii() and last_id.isdigit() and len(last_id) < 19 else None
+        self._early: set[int] = set()  # came between the subscription and the look at the past
+        self._sent: set[int] = set()
+        self._opened = False
+
+    def missed(self) -> bytes:
+        self._opened = True
+        if self._last is None and not self._limit:
+            return b""
+        past = [one for one in self._facade.recent(self._limit or EVENTS_DEFAULT) if one.get("id") not in self._early]
+        if self._last is not None:
+            past = [one for one in past if one.get("id", 0) > self._last]
+        self._sent = {one["id"] for one in past if "id" in one}
+        return b"".join(map(sse.event, past))
+
+    def encode(self, event: dict[str, Any]) -> bytes:
+        id = event.get("id")
+        if id in self._sent:
+            return b""
+        if not self._opened and isinstance(id, int):
+            self._early.add(id)
+        return sse.event(event)
+
+
+async def get_own_logs(request: web.Request) -> web.StreamResponse:
+    return await logs_response(request, [""], follow=flag(request, "follow"))
+
+
+async def get_model_logs(request: web.Request) -> web.StreamResponse:
+    return await logs_response(request, [wanted_model(request)], follow=flag(request, "follow"))
+
+
+async def stream_own_logs(request: web.Request) -> web.StreamResponse:
+    return await logs_response(request, [""], follow=True)
+
+
+async def stream_model_logs(request: web.Request) -> web.StreamResponse:
+    return await logs_response(request, [wanted_model(request)], follow=True)
+
+
+async def stream_engine_logs(request: web.Request) -> web.StreamResponse:
+    return await logs_response(request, [one.id for one in request.app[FACADE].view().models], follow=True)
+
+
+async def stream_all_logs(request: web.Request) -> web.StreamResponse:
+    return await logs_response(request, ["", *(one.id for one in request.app[FACADE].view().models)], follow=True)
+
+
+async def logs_response(request: web.Request, models: list[str], *, follow: bool) -> web.StreamResponse:
+    """Text, one line each; followed as chunked text, or as server-sent events for a client that accepts those."""
+    facade = request.app[FACADE]
+    lines = 0 if "no-history" in request.query else int(number(request, "lines", LOG_LINES_DEFAULT, LOG_LINES_MAX))
+
+    def tail() -> list[str]:
+        return [line for one in models for line in facade.log_tail(one, lines)] if lines else []
+
+    if not follow:
+        return web.Response(body=b"".join(map(sse.log_text, tail())), headers=sse.TEXT_HEADERS)
+    readers = free_readers(request)
+    as_events = "text/event-stream" in request.headers.get("Accept", "")
+    encode = sse.log_event if as_events else sse.log_text
+    return await readers.stream(
+        request,
+        [facade.log_follow(one) for one in models],
+        encode,
+        headers=sse.SSE_HEADERS if as_events else sse.TEXT_HEADERS,
+        opening=lambda: (f"retry: {readers.limits.retry_ms}\n\n".encode() if as_events else b"") + b"".join(map(encode, tail())),
+        dropped_note=sse.log_events_dropped if as_events else sse.log_text_dropped,
+        heartbeat=sse.HEARTBEAT if as_events else b"",
+    )

@@ -1,0 +1,187 @@
+"""What happens when an engine ends: crashes, back-off, the out-of-memory ladder, quarantine."""
+
+from __future__ import annotations
+
+from .costs import blend
+from .entry import Entry
+from .facts import Cause, InstanceReported, State
+from .moves import gib, reopen, span
+from .residency import HOME, RISING
+from .stage import Move, Stage
+
+MISCONFIGURED_BACKOFF_S = 60.0
+MEMORY = frozenset({Cause.OOM, Cause.STARTUP_MEMORY})
+
+
+def ended(stage: Stage, entry: Entry, report: InstanceReported) -> None:
+    """An instance is gone and its memory is back (or known to be leaked)."""
+    before = entry.state
+    asked = before is State.STOPPING
+    move = stage.move_of(entry)
+    if report.cause is Cause.UNKILLABLE:
+        _unkillable(stage, entry, report)
+        return
+    if asked and report.took_s is not None:
+        entry.costs.down_s = blend(entry.costs.down_s, report.took_s, stage.policy.cost_ewma)
+    stage.book.set(entry.id, {})
+    stage.touched.add(entry.id)
+    entry.exit_code = report.exit_code
+    entry.host_mib, entry.measured_mib = 0, {}
+    if report.leaked_mib:
+        stage.tell(entry, "leaked", f"{gib(report.leaked_mib)} did not come back after it ended: {report.why}", "warning")
+    stage.fulfil(entry, ("unload",), f"{entry.id} is stopped")
+    if entry.order == "sleep":
+        stage.deny(entry, 409, "not_asleep", f"{entry.id} ended before it was asleep")
+    entry.order = ""
+    if not entry.retire:
+        stage.ordered.pop(entry.id, None)
+    if asked:
+        entry.move(State.STOPPED, stage.now)
+        stage.tell(entry, "stopped", "stopped")
+        revive_pinned(stage, entry)
+    elif before is State.STARTING or (before is State.WAKING and report.cause in MEMORY):
+        start_failed(stage, entry, report)
+    else:
+        crashed(stage, entry, report)
+    settle_move(stage, entry, move)
+    if entry.queue:
+        stage.waiting[entry.id] = entry
+
+
+def settle_move(stage: Stage, entry: Entry, move: Move | None) -> None:
+    """A target that ended leaves its lanes; a victim that ended is simply gone already."""
+    if move is not None and move.target is entry and move in stage.moves:
+        reopen(stage, move, f"{entry.id} ended")
+
+
+def _unkillable(stage: Stage, entry: Entry, report: InstanceReported) -> None:
+    """It does not go away: its memory stays booked, nobody is started into a certain out-of-memory."""
+    if entry.last_error != report.why:
+        stage.tell(entry, "unkillable", report.why or "does not end even after SIGKILL; its memory stays booked", "warning")
+    entry.last_error = report.why
+    stage.deny(entry, 503, "unkillable", report.why)
+    stage.refuse_all(entry, 503, "unkillable", f"{entry.id}: {report.why}", 60.0)
+    if entry.state is not State.STOPPING:
+        entry.move(State.STOPPING, stage.now)
+    for move in [move for move in stage.moves if entry.id in move.victims or move.target is entry]:
+        stage.release_lanes(move)
+
+
+def crashed(stage: Stage, entry: Entry, report: InstanceReported) -> None:
+    """It ended by itself after it had been ready."""
+    lived_s = stage.now - entry.instance.ready_at
+    entry.failures = 1 if lived_s >= stage.policy.crash_forget_s else entry.failures + 1
+    entry.last_error = report.why or "the engine ended by itself"
+    if report.cause in MEMORY:
+        _count_oom(stage, entry, report)
+    delay_s = 0.0 if entry.failures <= 1 else backoff_s(stage, entry.failures - 1)
+    stage.tell(entry, "crashed", f"ended by itself after {span(max(0.0, lived_s))}: {entry.last_error}", "warning")
+    stage.deny(entry, 503, "engine_died", f"{entry.id} ended by itself: {entry.last_error}")
+    rest(stage, entry, delay_s)
+    if delay_s > 0:
+        stage.refuse_all(entry, 503, "backing_off", _backing_off(entry, delay_s), delay_s)
+
+
+def start_failed(stage: Stage, entry: Entry, report: InstanceReported) -> None:
+    """It ended before it was ready: try the memory ladder, else tell everybody who waits and back off."""
+    entry.last_error = report.why or "the engine ended before it was ready"
+    memory = report.cause in MEMORY
+    stage.tell(entry, "start_failed", f"start failed: {entry.last_error}", "warning")
+    if memory:
+        _count_oom(stage, entry, report)
+        if _retry_with_more(stage, entry, report):
+            return
+    entry.failures += 1
+    delay_s = MISCONFIGURED_BACKOFF_S if report.cause is Cause.MISCONFIGURED else backoff_s(stage, entry.failures)
+    entry.oom_tries = 0
+    status, code = (504, "start_timeout") if report.cause is Cause.TIMEOUT else (503, "out_of_memory" if memory else "start_failed")
+    message = f"{entry.id} could not start: {entry.last_error}"
+    if memory:
+        message += f" (tried with {gib(entry.need_mib or 0)} booked)"
+    stage.deny(entry, status, code, message)
+    rest(stage, entry, delay_s)
+    stage.refuse_all(entry, status, code, message, delay_s)
+    restore(stage, entry)
+
+
+def _retry_with_more(stage: Stage, entry: Entry, report: InstanceReported) -> bool:
+    """One more try with a larger booking; for an engine that refused itself only if somebody can make room."""
+    if entry.oom_tries or entry.quarantined or not entry.queue or stage.shutting_down:
+        return False
+    devices = entry.instance.devices
+    most = min((stage.book.pools[d].most_mib for d in devices if d in stage.book.pools), default=0)
+    others = any(
+        name != entry.id and not stage.entries[name].pinned
+        for d in devices
+        if d in stage.book.pools
+        for name in stage.book.pools[d].holders
+    )
+    if report.cause is Cause.STARTUP_MEMORY and not others:
+        return False
+    old = entry.need_mib if entry.need_mib is not None else most
+    larger = max(int(old * stage.policy.oom_growth) + 1, report.wanted_mib or 0)
+    entry.need_mib, entry.need_source = min(larger, max(most, old)), "measured"
+    entry.oom_tries = 1
+    entry.move(State.STOPPED, stage.now)
+    stage.tell(entry, "oom_retry", f"out of memory with {gib(old)} booked: one more try with {gib(entry.need_mib)}", "warning")
+    return True
+
+
+def _count_oom(stage: Stage, entry: Entry, report: InstanceReported) -> None:
+    policy = stage.policy
+    entry.ooms.append(stage.now)
+    recent = sum(stage.now - at <= policy.quarantine_window_s for at in entry.ooms)
+    if entry.state not in RISING:
+        grown = int((entry.need_mib or 0) * policy.oom_growth)
+        if entry.need_mib is not None:
+            entry.need_mib = max(grown, report.wanted_mib or 0)
+    if recent >= policy.quarantine_ooms and not entry.quarantined:
+        entry.quarantined = True
+        stage.tell(
+            entry,
+            "quarantined",
+            f"{recent} times out of memory in {span(policy.quarantine_window_s)}: not started again until an operator loads it or its configuration changes",
+            "warning",
+        )
+
+
+def backoff_s(stage: Stage, failures: int) -> float:
+    return min(stage.policy.backoff_max_s, stage.policy.backoff_first_s * 2.0 ** min(30, failures - 1))
+
+
+def _backing_off(entry: Entry, delay_s: float) -> str:
+    return f"{entry.id} ended by itself {entry.failures} times in a row and is tried again in {span(delay_s)}: {entry.last_error}"
+
+
+def rest(stage: Stage, entry: Entry, delay_s: float) -> None:
+    entry.move(State.FAILED if delay_s > 0 else State.STOPPED, stage.now)
+    if delay_s > 0:
+        entry.backoff_until = stage.now + delay_s
+        stage.wake_at(entry.backoff_until, entry)
+    else:
+        revive_pinned(stage, entry)
+
+
+def recover(stage: Stage, entry: Entry) -> None:
+    """The back-off is over."""
+    if entry.state is State.FAILED and stage.now >= entry.backoff_until:
+        entry.move(State.STOPPED, stage.now)
+        revive_pinned(stage, entry)
+
+
+def revive_pinned(stage: Stage, entry: Entry) -> None:
+    """A pinned model comes back by itself."""
+    if entry.pinned and not (entry.held_off or entry.quarantined or entry.retire or entry.order or stage.shutting_down):
+        stage.ghost(entry, quiet=False)
+
+
+def restore(stage: Stage, entry: Entry) -> None:
+    """What was evicted for a start that failed comes back, where it costs nobody else their place."""
+    for other in stage.entries.values():
+        if other.state in HOME and other.id in _evicted_for(stage, entry) and not other.retire and not other.order:
+            stage.ghost(other, quiet=True)
+
+
+def _evicted_for(stage: Stage, entry: Entry) -> frozenset[str]:
+    move = stage.move_of(entry)
+    return frozenset(move.victims) if move is not None and move.target is entry else frozenset()

@@ -1,0 +1,356 @@
+"""Carrying out what the rules decided: gates, departures, starts, and what their reports mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .costs import blend
+from .entry import Entry
+from .facts import Admit, Cut, Done, InstanceReported, Sleep, Start, State, Stop, Wake
+from .placement import Choice, leave_s, loss_s, touch
+from .queue import Waiting
+from .residency import FALLING, HOME, RISING
+from .stage import Admission, Move, Phase, Stage
+
+
+def gib(mib: int) -> str:
+    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib} MiB"
+
+
+def span(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+# ------------------------------------------------------------------ admissions
+
+
+def dispatch(stage: Stage, entry: Entry) -> None:
+    """Admit from the queue of a ready model up to its parallel limit, in arrival order."""
+    if not entry.admits:
+        return
+    instance = entry.instance
+    while entry.queue and len(instance.in_flight) - len(instance.quiet) < entry.model.parallel:
+        item = entry.queue.pop_first()
+        stage.leave_queue(entry, item)
+        if item.ghost:
+            if item.request >= 0:
+                stage.say(Done(item.request, f"{entry.id} is ready"))
+            continue
+        admit(stage, entry, item)
+
+
+def admit(stage: Stage, entry: Entry, item: Waiting) -> None:
+    instance = entry.instance
+    instance.in_flight.add(item.request)
+    start = instance.start if item.arrived_at < instance.ready_at else "hot"
+    stage.admitted[item.request] = Admission(entry, instance.generation, stage.now, item)
+    stage.touched.add(entry.id)
+    stage.say(Admit(item.request, entry.id, instance.generation, start))
+
+
+# ------------------------------------------------------------------ going
+
+
+def begin(stage: Stage, target: Entry, devices: tuple[str, ...], choice: Choice) -> None:
+    """Bring `target` in on `devices` in place of the chosen victims; waits for their requests in flight first."""
+    victims = dict(choice.victims)
+    lanes = set(devices)
+    for name in victims:
+        lanes.update(stage.entries[name].instance.devices)
+    move = Move(target, devices, frozenset(lanes), victims, Phase.GATING, stage.now, stage.now, wakes=target.state is State.ASLEEP)
+    stage.hold_lanes(move)
+    stage.aging = max([stage.aging, *(stage.entries[name].costs.worth for name in victims)])
+    for name in victims:
+        victim = stage.entries[name]
+        if victim.instance.in_flight:
+            victim.move(State.DRAINING, stage.now)
+            if victim.instance.busy:
+                count = len(victim.instance.in_flight)
+                stage.tell(victim, "gated", f"{target.id} is owed its room: new requests wait, {count} in flight finish first")
+            stage.cut_quiet(victim, f"{target.id} needs the memory of {victim.id}, and this connection was silent")
+    advance(stage, move)
+
+
+def depart(stage: Stage, lanes: tuple[str, ...], entry: Entry, level: int) -> Move:
+    """Send an idle model away for nobody in particular (ladder, operator); its own devices' lanes are held."""
+    move = Move(None, lanes, frozenset(lanes), {entry.id: level}, Phase.LEAVING, stage.now, stage.now)
+    stage.hold_lanes(move)
+    return move
+
+
+def advance(stage: Stage, move: Move) -> bool:
+    """Push a move on as far as it can go now; True when something changed."""
+    if move.phase is Phase.GATING:
+        return _advance_gate(stage, move)
+    if move.phase is Phase.LEAVING:
+        if any(stage.entries[name].state in FALLING for name in move.victims if name in stage.entries):
+            return False
+        return _arrive(stage, move)
+    return _cancel_unwanted(stage, move)
+
+
+def _advance_gate(stage: Stage, move: Move) -> bool:
+    target = move.target
+    assert target is not None
+    if not wanted(target) or target.order or target.retire or target.state not in (State.STOPPED, State.ASLEEP):
+        reopen(stage, move, "nobody waits for it any more")
+        return True
+    alive = [stage.entries[name] for name in move.victims if stage.entries[name].state in (State.READY, State.DRAINING)]
+    if any(victim.instance.in_flight for victim in alive):
+        return _cut_overdue(stage, move, alive)
+    for victim in alive:
+        send_off(stage, victim, move.victims[victim.id], f"{target.id} needed {gib(_wanted_mib(stage, target, move))}", evicted=True)
+    move.phase, move.phase_at = Phase.LEAVING, stage.now
+    if not any(stage.entries[name].state in FALLING for name in move.victims):
+        _arrive(stage, move)
+    return True
+
+
+def _cut_overdue(stage: Stage, move: Move, alive: list[Entry]) -> bool:
+    limit_s = stage.policy.drain_timeout_s
+    if limit_s is None:
+        return False
+    if stage.now - move.began_at < limit_s:
+        stage.decide_by(move.began_at + limit_s)
+        return False
+    for victim in alive:
+        for request in sorted(victim.instance.in_flight):
+            stage.say(Cut(request, "evicted", f"{victim.id} had {limit_s:g} s to finish its requests (scheduling.drain_timeout_s)"))
+    move.began_at = stage.now  # once per limit
+    return False
+
+
+def _wanted_mib(stage: Stage, target: Entry, move: Move) -> int:
+    return sum(mib for device, mib in stage.required(target, move.devices).items() if device in move.devices)
+
+
+def reopen(stage: Stage, move: Move, why: str) -> None:
+    """Give the room back to the victims that were still draining."""
+    stage.release_lanes(move)
+    for name in move.victims:
+        victim = stage.entries.get(name)
+        if victim is not None and victim.state is State.DRAINING:
+            victim.move(State.READY, stage.now)
+            stage.waiting.pop(victim.id, None)
+            stage.tell(victim, "reopened", f"keeps its room: {why}")
+            dispatch(stage, victim)
+
+
+def _arrive(stage: Stage, move: Move) -> bool:
+    """All victims are gone: start the target, or let the rules look again when it does not fit after all."""
+    target = move.target
+    fits = (
+        target is not None
+        and target.state in (State.STOPPED, State.ASLEEP)
+        and (target.state is not State.ASLEEP or target.instance.devices == move.devices)
+        and wanted(target)
+        and not target.order
+        and not target.retire
+        and not stage.shutting_down
+        and stage.now >= target.backoff_until
+        and all(device in stage.book.pools for device in move.devices)
+        and stage.book.fits(stage.required(target, move.devices), target.id)
+    )
+    if target is None or not fits:
+        stage.release_lanes(move)
+        return True
+    rise(stage, move, target)
+    return True
+
+
+def rise(stage: Stage, move: Move, target: Entry) -> None:
+    """Reserve, then start or wake; the only place where memory is promised."""
+    needs = stage.required(target, move.devices)
+    assert stage.book.fits(needs, target.id), (
+        f"{target.id} does not fit: {needs} {[(p.device.id, p.free_mib) for p in stage.book.pools.values()]}"
+    )
+    instance = target.instance
+    stage.book.set(target.id, needs)
+    stage.touched.add(target.id)
+    instance.beside = any(len(stage.lanes[device]) > 1 for device in move.devices)
+    move.phase, move.phase_at = Phase.STARTING, stage.now
+    if target.state is State.ASLEEP:
+        target.move(State.WAKING, stage.now)
+        instance.start = "wake"
+        target.wakes += 1
+        stage.tell(target, "waking", f"waking from level {instance.level}, about {span(target.up_cost())}")
+        stage.say(Wake(target.id, instance.generation, instance.level))
+        return
+    instance.generation += 1
+    target.move(State.STARTING, stage.now)
+    instance.devices, instance.start = move.devices, "cold"
+    target.starts += 1
+    target.peak_mib, target.served, target.measured_mib, target.host_mib = 0, 0, {}, 0
+    where = ", ".join(move.devices)
+    stage.tell(
+        target,
+        "starting",
+        f"starting on {where} with {gib(max(needs[d] for d in move.devices))}, about {span(target.costs.up(target.model))}",
+    )
+    stage.say(Start(target.id, instance.generation, move.devices, dict(needs)))
+
+
+def send_off(stage: Stage, entry: Entry, level: int, why: str, *, evicted: bool = False) -> None:
+    """Put to sleep (level 1, 2) or stop (0) an instance that has nothing in flight."""
+    instance = entry.instance
+    assert not instance.in_flight, f"{entry.id} has {len(instance.in_flight)} requests in flight"
+    stage.touched.add(entry.id)
+    held = stage.book.of(entry.id)
+    freed = {device: mib for device, mib in held.items()}
+    entry.evictions += evicted
+    idle = f"idle {span(stage.now - instance.idle_at)}" if entry.state in (State.READY, State.DRAINING) else f"was {entry.state.value}"
+    back = f"back in about {span(loss_s(entry, level) - leave_s(entry, level))}"
+    tier = entry.tier(level)
+    if tier is not None and entry.state in (State.READY, State.DRAINING):
+        needs = dict(held)
+        if tier.host_mib and "ram" in stage.book.pools:
+            needs["ram"] = max(needs.get("ram", 0), tier.host_mib)
+        stage.book.set(entry.id, needs)
+        entry.move(State.GOING_TO_SLEEP, stage.now)
+        instance.level = level
+        kind = "evicted" if evicted else "sleeping"
+        stage.tell(entry, kind, f"put to sleep (level {level}): {why}; {idle}, {back}")
+        stage.say(Sleep(entry.id, instance.generation, level))
+    else:
+        entry.move(State.STOPPING, stage.now)
+        kind = "evicted" if evicted else "stopping"
+        total = gib(max(freed.values(), default=0))
+        stage.tell(entry, kind, f"unloaded: {why}; {idle}, frees {total}, {back}")
+        stage.say(Stop(entry.id, instance.generation, why, freed))
+    if entry.queue:
+        stage.waiting[entry.id] = entry
+
+
+def _cancel_unwanted(stage: Stage, move: Move) -> bool:
+    """End a load that nobody waits for any more when somebody else could use the room."""
+    target = move.target
+    if target is None or target.state is not State.STARTING or wanted(target) or (target.pinned and not target.held_off):
+        return False
+    others = [other for other in stage.waiting.values() if other is not target and not other.queue.only_quiet]
+    if not any(set(other.model.devices) & move.lanes for other in others):
+        return False
+    elapsed, expected = stage.now - move.phase_at, target.costs.up(target.model)
+    if 0.5 * expected < elapsed < 1.5 * expected:
+        stage.decide_by(move.phase_at + 1.5 * expected)  # nearly there: a finished load is worth more than a restart
+        return False
+    send_off(stage, target, 0, "everybody who waited for it has gone, and others wait")
+    return True
+
+
+def wanted(entry: Entry) -> bool:
+    return bool(entry.queue)
+
+
+# ------------------------------------------------------------------ arriving
+
+
+def became_ready(stage: Stage, entry: Entry, report: InstanceReported) -> None:
+    instance, now = entry.instance, stage.now
+    rising = entry.state in RISING
+    woke = entry.state is State.WAKING
+    if rising:
+        took = report.took_s if report.took_s is not None else now - instance.since
+        learn_up(stage, entry, took, woke)
+        entry.move(State.READY, now)
+        instance.ready_at = instance.idle_at = now
+        instance.level = 0
+        entry.oom_tries = 0
+        stage.waiting.pop(entry.id, None)
+        stage.blocked.pop(entry.id, None)
+        touch(stage, entry)
+        stage.tell(entry, "ready", f"ready after {span(took)}")
+        stage.fulfil(entry, ("load", "wake"), f"{entry.id} is ready")
+        stage.wake_at(now, entry)
+    instance.suspect = False
+    note_measured(stage, entry, report.measured_mib, report.host_mib)
+    move = stage.move_of(entry)
+    if move is not None and move.target is entry:
+        stage.release_lanes(move)
+    dispatch(stage, entry)
+
+
+def learn_up(stage: Stage, entry: Entry, took_s: float, woke: bool) -> None:
+    costs, share, instance = entry.costs, stage.policy.cost_ewma, entry.instance
+    if woke:
+        costs.wake_s[instance.level] = blend(costs.wake_s.get(instance.level), took_s, share)
+    elif instance.beside and costs.lone_starts:
+        costs.beside_ratio = blend(costs.beside_ratio, took_s / max(0.01, costs.up(entry.model)), share)
+        stage.beside_ratio = blend(stage.beside_ratio, took_s / max(0.01, costs.up(entry.model)), share)
+    else:
+        costs.up_s = blend(costs.up_s, took_s, share)
+        costs.lone_starts += not instance.beside
+
+
+def fell_asleep(stage: Stage, entry: Entry, report: InstanceReported) -> None:
+    """Asleep: book what it really still holds, on its devices and in host RAM."""
+    instance = entry.instance
+    woken_in_vain = entry.state is State.WAKING
+    level = report.level or instance.level
+    tier = entry.tier(level)
+    assert tier is not None, f"{entry.id} reports sleep level {level}, which its engine does not have"
+    measured = [mib for device, mib in report.measured_mib.items() if device in instance.devices]
+    if measured:
+        entry.costs.residue_mib[level] = max(measured)
+    residue = entry.costs.residue(tier)
+    needs = dict.fromkeys(instance.devices, residue)
+    host = report.host_mib if report.host_mib is not None else tier.host_mib
+    if host and "ram" in stage.book.pools and "ram" not in needs:
+        needs["ram"] = host
+    stage.book.set(entry.id, needs)
+    if report.took_s is not None and not woken_in_vain:
+        entry.costs.sleep_s[level] = blend(entry.costs.sleep_s.get(level), report.took_s, stage.policy.cost_ewma)
+    entry.move(State.ASLEEP, stage.now)
+    instance.level = level
+    stage.tell(entry, "asleep", f"asleep at level {level}, still holds {gib(residue)} per device")
+    stage.fulfil(entry, ("sleep",), f"{entry.id} is asleep at level {level}")
+    stage.wake_at(stage.now, entry)
+
+
+def note_measured(stage: Stage, entry: Entry, measured: Mapping[str, int], host_mib: int | None) -> None:
+    """A measured footprint beats the book upward at once; downward only after it has been stable."""
+    if host_mib is not None:
+        entry.host_mib = host_mib
+    instance = entry.instance
+    if entry.state in HOME or entry.state in FALLING or entry.state is State.ASLEEP:
+        return
+    held = dict(stage.book.of(entry.id))
+    grown = False
+    for device, mib in measured.items():
+        if device not in instance.devices:
+            continue
+        entry.measured_mib[device] = mib
+        if mib > entry.peak_mib * 1.01:
+            entry.peak_mib, entry.peak_at = mib, stage.now
+        if mib > held.get(device, 0):
+            held[device] = mib
+            grown = True
+    if grown:
+        old, entry.need_mib = entry.need_mib, max(entry.need_mib or 0, *held.values()) if entry.need_mib is not None else None
+        stage.book.set(entry.id, held)
+        stage.touched.add(entry.id)
+        if old is not None and entry.need_mib is not None and entry.need_mib > old * 1.01:
+            entry.need_source = "measured"
+            stage.tell(entry, "raised", f"really holds {gib(entry.need_mib)}, {gib(old)} were booked: the book follows", "warning")
+
+
+def learn_down(stage: Stage, entry: Entry) -> None:
+    """Lower the book to what was measured, once that has been stable through some requests."""
+    policy, instance = stage.policy, entry.instance
+    if entry.state is not State.READY or not entry.peak_mib or entry.served < policy.learn_requests:
+        return
+    if stage.now - max(entry.peak_at, instance.ready_at) < policy.learn_stable_s:
+        return
+    learned = max(entry.model.need_floor_mib, int(entry.peak_mib * policy.learn_margin) + 1)
+    if entry.need_mib is not None and learned >= entry.need_mib:
+        return
+    held = {device: min(mib, learned) if device in instance.devices else mib for device, mib in stage.book.of(entry.id).items()}
+    before = max((mib for device, mib in stage.book.of(entry.id).items() if device in instance.devices), default=0)
+    entry.need_mib, entry.need_source = learned, "measured"
+    stage.book.set(entry.id, held)
+    stage.touched.add(entry.id)
+    if learned < before * 0.99:
+        stage.tell(entry, "learned", f"needs {gib(learned)} as measured, {gib(before)} were booked")

@@ -1,0 +1,275 @@
+"""What operators, idle ladders and reloads drive a model to, outside the competition for room."""
+
+from __future__ import annotations
+
+from .entry import Entry, Wish
+from .facts import Cut, Done, Operation, OperatorAsked, Refuse, SetupChanged, State
+from .moves import depart, learn_down, send_off, span
+from .placement import fall_level, is_idle
+from .queue import Waiting
+from .residency import HOME
+from .rules import hopeless
+from .stage import Phase, Stage, conflicts_of
+
+LANE_RETRY_S = 0.5  # an idle ladder that found its lane taken looks again after this
+
+
+# ------------------------------------------------------------------ operators
+
+
+def asked(stage: Stage, event: OperatorAsked) -> None:
+    entry = stage.entries.get(event.model)
+    if entry is None:
+        stage.say(Refuse(event.request, 404, "unknown_model", f"there is no model {event.model!r}"))
+        return
+    match event.operation:
+        case Operation.LOAD:
+            _load(stage, entry, event.request)
+        case Operation.UNLOAD:
+            _unload(stage, entry, event)
+        case Operation.SLEEP:
+            _sleep(stage, entry, event)
+        case Operation.WAKE:
+            if entry.state in HOME:
+                stage.say(Refuse(event.request, 409, "not_asleep", f"{entry.id} is {entry.state.value}, not asleep; load it instead"))
+            else:
+                _load(stage, entry, event.request)
+        case Operation.PIN | Operation.UNPIN:
+            _pin(stage, entry, event)
+
+
+def _load(stage: Stage, entry: Entry, request: int) -> None:
+    entry.held_off = entry.quarantined = False
+    if entry.state is State.FAILED:
+        entry.move(State.STOPPED, stage.now)
+    entry.backoff_until = 0.0
+    if entry.state is State.READY and not entry.order and not entry.retire:
+        stage.say(Done(request, f"{entry.id} is ready"))
+        return
+    if entry.model.misconfigured:
+        stage.say(Refuse(request, 503, "misconfigured", entry.model.misconfigured))
+        return
+    verdict = hopeless(stage, entry) if entry.state in HOME else None
+    if verdict is not None and not verdict[2]:
+        stage.say(Refuse(request, 503, verdict[0], verdict[1]))
+        return
+    stage.enqueue(entry, Waiting(request, stage.now, ghost=True))
+
+
+def _unload(stage: Stage, entry: Entry, event: OperatorAsked) -> None:
+    entry.held_off = True
+    stage.refuse_all(entry, 503, "unloaded", f"{entry.id} was unloaded by an operator; ask again to load it")
+    if entry.state in HOME:
+        stage.say(Done(event.request, f"{entry.id} is stopped"))
+        return
+    entry.wishes.append(Wish(event.request, Operation.UNLOAD))
+    entry.order = "unload"
+    stage.ordered[entry.id] = entry
+    if event.force:
+        for request in sorted(entry.instance.in_flight):
+            stage.say(Cut(request, "unloaded", f"{entry.id} was unloaded by an operator"))
+
+
+def _sleep(stage: Stage, entry: Entry, event: OperatorAsked) -> None:
+    level = event.level or (entry.instance.level if entry.state is State.ASLEEP else fall_level(stage, entry))
+    if entry.state is State.ASLEEP:
+        stage.say(Done(event.request, f"{entry.id} is asleep"))
+    elif entry.tier(level) is None:
+        text = f"the engine of {entry.id} cannot sleep" + (f" at level {level}" if event.level else "") + "; unload it instead"
+        stage.say(Refuse(event.request, 409, "cannot_sleep", text))
+    elif entry.state not in (State.READY, State.DRAINING, State.GOING_TO_SLEEP):
+        stage.say(Refuse(event.request, 409, "not_ready", f"{entry.id} is {entry.state.value}; only a ready model can be put to sleep"))
+    else:
+        entry.wishes.append(Wish(event.request, Operation.SLEEP, level))
+        entry.order, entry.order_level = "sleep", level
+        stage.ordered[entry.id] = entry
+
+
+def _pin(stage: Stage, entry: Entry, event: OperatorAsked) -> None:
+    entry.pinned = event.operation is Operation.PIN
+    stage.count_pins()
+    stage.tell(entry, "pinned" if entry.pinned else "unpinned", f"{event.operation.value}ned by an operator")
+    if entry.pinned:
+        entry.held_off = False
+        if entry.state is State.STOPPED and not entry.queue:
+            stage.ghost(entry, quiet=False)
+    stage.say(Done(event.request, f"{entry.id} is {event.operation.value}ned"))
+    stage.wake_at(stage.now, entry)
+
+
+# ------------------------------------------------------------------ pursuing orders
+
+
+def pursue(stage: Stage, entry: Entry) -> bool:
+    """Drive a model under order (unload, sleep, retire) one step further; True when something changed."""
+    state, instance = entry.state, entry.instance
+    if state in HOME:
+        return _arrived_home(stage, entry)
+    if state is State.ASLEEP and entry.order == "sleep" and not entry.retire:
+        return _finish_order(stage, entry)
+    if state in (State.STOPPING, State.GOING_TO_SLEEP) or (state is State.WAKING and entry.order != "unload"):
+        return False
+    move = stage.move_of(entry)
+    if move is not None and entry.id in move.victims:
+        return False  # it leaves anyway
+    if state in (State.STARTING, State.WAKING):
+        if entry.order == "sleep":
+            return False
+        send_off(stage, entry, 0, entry.retire or "unloaded by an operator")
+        return True
+    if instance.in_flight:
+        if state is State.READY:
+            entry.move(State.DRAINING, stage.now)
+            stage.cut_quiet(entry, f"{entry.id} is leaving, and this connection was silent")
+            return True
+        return False
+    return _leave(stage, entry)
+
+
+def _leave(stage: Stage, entry: Entry) -> bool:
+    devices = entry.instance.devices
+    level = (entry.order_level or 0) if entry.order == "sleep" and not entry.retire else 0
+    is_open = all(map(stage.lane_open, devices))
+    if not is_open and (level or _profiling(stage, devices)):
+        return False  # nothing may move beside an engine that measures memory, or beside a wake
+    if is_open:
+        depart(stage, devices, entry, level)
+    send_off(stage, entry, level, entry.retire or ("asked by an operator" if entry.wishes else "idle"))
+    return True
+
+
+def _profiling(stage: Stage, devices: tuple[str, ...]) -> bool:
+    moves = (move for device in devices for move in stage.lanes.get(device, ()))
+    return any(move.target is not None and move.target.model.lone_start and move.phase is Phase.STARTING for move in moves)
+
+
+def _finish_order(stage: Stage, entry: Entry) -> bool:
+    entry.order = ""
+    stage.ordered.pop(entry.id, None)
+    if entry.queue:
+        stage.waiting[entry.id] = entry
+    return True
+
+
+def _arrived_home(stage: Stage, entry: Entry) -> bool:
+    entry.order = ""
+    stage.ordered.pop(entry.id, None)
+    if entry.retire:
+        _succeed(stage, entry)
+    return True
+
+
+def _succeed(stage: Stage, entry: Entry) -> None:
+    """A retired model becomes what the new configuration says, or disappears."""
+    entry.retire = ""
+    if entry.successor is None:
+        stage.refuse_all(entry, 404, "unknown_model", f"{entry.id} was removed from the configuration")
+        stage.deny(entry, 404, "unknown_model", f"{entry.id} was removed from the configuration")
+        del stage.entries[entry.id]
+        stage.count_pins()
+        return
+    entry.model, entry.successor = entry.successor, None
+    entry.need_mib, entry.need_source = entry.model.need_mib, entry.model.need_source
+    entry.failures = entry.oom_tries = 0
+    entry.backoff_until = 0.0
+    entry.quarantined = False
+    if entry.state is State.FAILED:
+        entry.move(State.STOPPED, stage.now)
+    if entry.queue:
+        stage.waiting[entry.id] = entry
+    if (entry.pinned or entry.model.preload) and not entry.queue and not entry.held_off:
+        stage.ghost(entry, quiet=not entry.pinned)
+
+
+# ------------------------------------------------------------------ the idle ladder
+
+
+def ladder(stage: Stage, entry: Entry) -> None:
+    """ready -> asleep after `sleep_after`, -> stopped after `ttl`; the clock starts at ready and at the last end."""
+    if entry.pinned or entry.order or entry.retire or stage.shutting_down or stage.move_of(entry) is not None:
+        return
+    if entry.state not in (State.READY, State.ASLEEP) or not is_idle(entry):
+        return
+    idle_at, model = entry.instance.idle_at, entry.model
+    steps = []
+    if model.ttl_s is not None:
+        steps.append((idle_at + model.ttl_s, 0))
+    if model.sleep_after_s is not None and entry.state is State.READY and (level := fall_level(stage, entry)):
+        steps.append((idle_at + model.sleep_after_s, level))
+    due = [step for step in steps if step[0] <= stage.now + 1e-9]
+    if due:
+        _go_down(stage, entry, 0 if any(level == 0 for _, level in due) else due[0][1])
+    elif steps:
+        stage.wake_at(min(steps)[0], entry)
+
+
+def _go_down(stage: Stage, entry: Entry, level: int) -> None:
+    devices = entry.instance.devices
+    if not all(map(stage.lane_open, devices)):
+        stage.wake_at(stage.now + LANE_RETRY_S, entry)
+        return
+    if entry.instance.in_flight:  # silent tunnels only: they are told, then it leaves
+        entry.order, entry.order_level = ("sleep", level) if level else ("unload", None)
+        stage.ordered[entry.id] = entry
+        return
+    depart(stage, devices, entry, level)
+    send_off(stage, entry, level, f"idle for {span(stage.now - entry.instance.idle_at)}")
+
+
+# ------------------------------------------------------------------ reload
+
+
+def reload(stage: Stage, event: SetupChanged) -> None:
+    """Take over a new configuration: unchanged engines go on, changed ones drain and start anew, removed ones drain."""
+    setup = event.setup
+    stage.policy = setup.policy
+    stage.book.replace_devices(setup.devices)
+    stage.groups = setup.groups
+    wanted = {model.id: model for model in setup.models}
+    stage.conflicts = conflicts_of(setup.groups, list(wanted))
+    for entry in list(stage.entries.values()):
+        model = wanted.pop(entry.id, None)
+        if model is not None and model.digest == entry.model.digest:
+            _keep(stage, entry, model)
+        else:
+            _retire(stage, entry, "its definition changed" if model is not None else "it was removed from the configuration")
+            entry.successor = model
+            if model is not None:
+                entry.pinned = model.pinned
+    for model in wanted.values():
+        admit_model(stage, Entry.of(model, stage.policy))
+    stage.count_pins()
+
+
+def _keep(stage: Stage, entry: Entry, model: object) -> None:
+    from .facts import Model
+
+    assert isinstance(model, Model)
+    if entry.model.need_mib != model.need_mib and entry.need_source != "measured":
+        entry.need_mib, entry.need_source = model.need_mib, model.need_source
+    was_pinned = entry.model.pinned
+    entry.model, entry.successor = model, None
+    entry.retire = ""
+    if model.pinned != was_pinned:
+        entry.pinned = model.pinned
+        if model.pinned and entry.state is State.STOPPED and not entry.queue:
+            stage.ghost(entry, quiet=False)
+    stage.wake_at(stage.now, entry)
+
+
+def _retire(stage: Stage, entry: Entry, why: str) -> None:
+    entry.retire = why
+    stage.ordered[entry.id] = entry
+    if entry.state not in HOME:
+        stage.tell(entry, "retiring", f"{why}: it finishes what it has in flight, then ends")
+
+
+def admit_model(stage: Stage, entry: Entry) -> None:
+    """A model joins: at start or by a reload."""
+    stage.entries[entry.id] = entry
+    if (entry.pinned or entry.model.preload) and not entry.model.misconfigured:
+        stage.ghost(entry, quiet=not entry.pinned)
+
+
+def learn(stage: Stage, entry: Entry) -> None:
+    learn_down(stage, entry)

@@ -1,0 +1,273 @@
+"""Who leaves, and how far, so that one model fits: least value lost first, sleep before stop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .entry import Entry
+from .facts import State
+from .stage import Stage
+
+NOTHING: Mapping[str, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The victims of one placement: model -> level it falls to (0 = stop)."""
+
+    victims: Mapping[str, int] = field(default_factory=dict)
+    value: float = 0.0  # greedy-dual value lost
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Something that could go: what it is worth and what it would free on each device."""
+
+    entry: Entry
+    worth: float
+    frees: Mapping[str, int]
+    level: int
+
+
+def is_idle(entry: Entry) -> bool:
+    return not entry.instance.busy and not entry.queue
+
+
+def fall_level(stage: Stage, entry: Entry) -> int:
+    """The sleep level a victim falls to: the cheapest wake that host RAM has room for; 0 = it stops."""
+    tiers = sorted(entry.model.sleep, key=lambda tier: entry.costs.waking(tier))
+    ram = stage.book.pools.get("ram")
+    held = stage.book.of(entry.id)
+    for tier in tiers:
+        host_free = tier.host_mib == 0 or ram is None or ram.free_mib + held.get("ram", 0) >= tier.host_mib
+        if host_free and any(mib > entry.costs.residue(tier) for device, mib in held.items() if device in entry.instance.devices):
+            return tier.level
+    return 0
+
+
+def freed_by(stage: Stage, entry: Entry, level: int) -> dict[str, int]:
+    """MiB that falling to `level` gives back, per device."""
+    held = stage.book.of(entry.id)
+    tier = entry.tier(level)
+    if tier is None:
+        return dict(held)
+    residue = entry.costs.residue(tier)
+    return {device: mib - residue for device, mib in held.items() if device in entry.instance.devices and mib > residue}
+
+
+def loss_s(entry: Entry, level: int) -> float:
+    """Seconds lost by sending it away and back."""
+    costs = entry.costs
+    tier = entry.tier(level)
+    if tier is None:
+        return costs.down(entry.model) + costs.up(entry.model)
+    return costs.sleeping(tier) + costs.waking(tier)
+
+
+def leave_s(entry: Entry, level: int) -> float:
+    tier = entry.tier(level)
+    return entry.costs.down(entry.model) if tier is None else entry.costs.sleeping(tier)
+
+
+def touch(stage: Stage, entry: Entry) -> None:
+    """Renew a resident's greedy-dual value: clock + frequency x loss / MiB it would free."""
+    level = fall_level(stage, entry) if entry.model.sleep else 0
+    freed = max(1, sum(freed_by(stage, entry, level).values()))
+    entry.costs.worth = stage.aging + entry.costs.frequency(stage.now, stage.policy) * loss_s(entry, level) / freed
+
+
+def price_s(entry: Entry, victims: Mapping[str, int], stage: Stage) -> float:
+    """C(i, V): seconds to bring `entry` in, send V out, and later bring V back."""
+    return entry.up_cost() + sum(loss_s(stage.entries[name], level) for name, level in victims.items())
+
+
+def choose(stage: Stage, entry: Entry, devices: tuple[str, ...], *, idle_only: bool) -> Choice | None:
+    """The cheapest set of residents whose leaving makes room for `entry` on `devices`; None if there is none."""
+    book = stage.book
+    held = book.of(entry.id)
+    short = {}
+    for device, need in stage.required(entry, devices).items():
+        missing = need - held.get(device, 0) - book.pools[device].free_mib
+        if missing > 0:
+            short[device] = missing
+    musts = _rivals(stage, entry, idle_only)
+    if musts is None:
+        return None
+    if not short and not musts:
+        return Choice()
+    items = _residents(stage, entry, short, idle_only)
+    forced = [_item(stage, rival) for rival in musts]
+    for item in forced:
+        _subtract(short, item.frees)
+    items = [item for item in items if item.entry not in musts]
+    if _is_hard(stage, entry, short, forced):
+        items += _sleepers(stage, entry, short)
+        chosen = cover(short, items, stage.policy.exact_victims_max) or _stopped_cover(stage, short, items)
+    else:
+        chosen = cover(short, items, stage.policy.exact_victims_max)
+    if chosen is None:
+        return None
+    everyone = forced + list(chosen)
+    return Choice(_fit_host(stage, everyone), sum(item.worth for item in everyone))
+
+
+def _rivals(stage: Stage, entry: Entry, idle_only: bool) -> list[Entry] | None:
+    """Members of conflicting groups that are in; None when one of them may not go."""
+    rivals = []
+    for name in stage.conflicts.get(entry.id, ()):
+        rival = stage.entries.get(name)
+        if rival is None or rival.state in (State.STOPPED, State.FAILED, State.ASLEEP):
+            continue
+        if rival.pinned or rival.state is not State.READY or not _may_go(stage, rival, idle_only):
+            return None
+        rivals.append(rival)
+    return rivals
+
+
+def _may_go(stage: Stage, entry: Entry, idle_only: bool) -> bool:
+    if entry.pinned or entry.order or entry.retire:
+        return False
+    if stage.now - entry.instance.ready_at < stage.policy.min_residency_s:
+        return False
+    return is_idle(entry) if idle_only else True
+
+
+def _item(stage: Stage, entry: Entry) -> Item:
+    level = fall_level(stage, entry) if entry.model.sleep else 0
+    return Item(entry, entry.costs.worth, freed_by(stage, entry, level), level)
+
+
+def _residents(stage: Stage, entry: Entry, short: Mapping[str, int], idle_only: bool) -> list[Item]:
+    names = {name for device in short for name in stage.book.pools[device].holders if name != entry.id}
+    found = []
+    for name in sorted(names):
+        other = stage.entries[name]
+        if other.state is State.READY and _may_go(stage, other, idle_only) and all(map(stage.lane_open, other.instance.devices)):
+            found.append(_item(stage, other))
+    return found
+
+
+def _sleepers(stage: Stage, entry: Entry, short: Mapping[str, int]) -> list[Item]:
+    """Residues of sleepers: stopped only as a last resort, cheapest wake lost per MiB first."""
+    found = []
+    for name in sorted({name for device in short for name in stage.book.pools[device].holders if name != entry.id}):
+        other = stage.entries[name]
+        if other.state is State.ASLEEP and not other.pinned and not other.order and not other.retire:
+            frees = dict(stage.book.of(name))
+            lost = max(0.01, other.costs.up(other.model) - other.up_cost())
+            worth = stage.aging + other.costs.frequency(stage.now, stage.policy) * lost / max(1, sum(frees.values()))
+            found.append(Item(other, worth, frees, 0))
+    return found
+
+
+def _is_hard(stage: Stage, entry: Entry, short: Mapping[str, int], forced: Sequence[Item]) -> bool:
+    """Whether even putting every other unpinned model to sleep, busy and loading ones too, would not make room."""
+    gone = {item.entry.id for item in forced}
+    for device, missing in short.items():
+        gain = 0
+        for name in stage.book.pools[device].holders:
+            other = stage.entries[name]
+            if other is entry or name in gone or other.pinned or other.state is State.ASLEEP:
+                continue
+            level = fall_level(stage, other) if other.model.sleep else 0
+            gain += freed_by(stage, other, level).get(device, 0)
+            if gain >= missing:
+                break
+        if gain < missing:
+            return True
+    return False
+
+
+def _stopped_cover(stage: Stage, short: Mapping[str, int], items: Sequence[Item]) -> list[Item] | None:
+    """The same with every victim stopped instead of put to sleep: even their own residues must go."""
+    full = [Item(item.entry, 2 * item.worth, dict(stage.book.of(item.entry.id)), 0) for item in items]
+    return cover(short, full, stage.policy.exact_victims_max)
+
+
+def _fit_host(stage: Stage, items: Sequence[Item]) -> dict[str, int]:
+    """Levels of the victims, lowered where their host copies together exceed the RAM that is free."""
+    levels = {item.entry.id: item.level for item in items}
+    ram = stage.book.pools.get("ram")
+    if ram is None:
+        return levels
+    left = ram.free_mib
+    for item in sorted(items, key=lambda item: -item.worth):
+        tier = item.entry.tier(item.level)
+        if tier is None or tier.host_mib == 0:
+            continue
+        grows = max(0, tier.host_mib - stage.book.of(item.entry.id).get("ram", 0))
+        if grows <= left:
+            left -= grows
+        else:
+            cheaper = [other.level for other in item.entry.model.sleep if other.host_mib <= left and other.level != item.level]
+            levels[item.entry.id] = cheaper[0] if cheaper else 0
+    return levels
+
+
+def _subtract(short: dict[str, int], frees: Mapping[str, int]) -> None:
+    for device, mib in frees.items():
+        if device in short:
+            short[device] -= mib
+            if short[device] <= 0:
+                del short[device]
+
+
+def cover(short: Mapping[str, int], items: Sequence[Item], exact_max: int) -> list[Item] | None:
+    """The subset of least summed worth that frees `short` (device -> MiB) everywhere; None if all together do not."""
+    if not short:
+        return []
+    useful = sorted((item for item in items if any(device in short for device in item.frees)), key=lambda item: item.worth)
+    for device, missing in short.items():
+        if sum(item.frees.get(device, 0) for item in useful) < missing:
+            return None
+    if len(useful) <= exact_max:
+        return _exact(dict(short), useful)
+    return _greedy(dict(short), useful)
+
+
+def _covers(short: Mapping[str, int], items: Sequence[Item]) -> bool:
+    return all(sum(item.frees.get(device, 0) for item in items) >= missing for device, missing in short.items())
+
+
+def _greedy(short: dict[str, int], useful: list[Item]) -> list[Item]:
+    taken: list[Item] = []
+    left = dict(short)
+    for item in useful:
+        if not left:
+            break
+        taken.append(item)
+        _subtract(left, item.frees)
+    for item in reversed(list(taken)):
+        rest = [other for other in taken if other is not item]
+        if _covers(short, rest):
+            taken = rest
+    return taken
+
+
+def _exact(short: dict[str, int], useful: list[Item]) -> list[Item]:
+    """Depth first over items by worth, cut where the sum is no longer better than the best cover found."""
+    best = _greedy(short, useful)
+    best_worth = sum(item.worth for item in best)
+    best_count = len(best)
+
+    def search(start: int, left: dict[str, int], taken: list[Item], worth: float) -> None:
+        nonlocal best, best_worth, best_count
+        if not left:
+            if worth < best_worth or (worth == best_worth and len(taken) < best_count):
+                best, best_worth, best_count = list(taken), worth, len(taken)
+            return
+        for index in range(start, len(useful)):
+            item = useful[index]
+            if worth + item.worth > best_worth:
+                return
+            if not any(device in left for device in item.frees):
+                continue
+            rest = dict(left)
+            _subtract(rest, item.frees)
+            taken.append(item)
+            search(index + 1, rest, taken, worth + item.worth)
+            taken.pop()
+
+    search(0, dict(short), [], 0.0)
+    return best

@@ -1,0 +1,480 @@
+"""Who becomes resident next, and at whose expense: keep, quantum, gate, claim, lanes.
+
+`decide` looks at the models that wait, late ones first, and starts at most one move a call; it is called
+again until nothing changes.  Everything it waits for ends up in one timer.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from .entry import Entry
+from .facts import State
+from .moves import begin, depart, gib, send_off, span
+from .placement import Choice, Item, choose, cover, fall_level, freed_by, is_idle, loss_s, price_s
+from .residency import HOME
+from .stage import EPSILON_S, GHOST_WAIT_S_MAX, NEVER, Move, Phase, Stage
+
+LOOKED_AT_MAX = 64  # waiting models examined one by one in a decision; beyond that the most promising ones
+LATE_LOOKED_AT_MAX = 16
+BEST_LOOKED_AT_MAX = 16
+RETRY_S = 0.25  # looked at again at the latest when only memory that others hold is in the way
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to bring a model in."""
+
+    devices: tuple[str, ...]
+    idle: Choice | None  # victims among idle residents
+    any: Choice  # victims among all; the same as `idle` where there is one
+    open: bool  # its lanes are free
+
+
+def decide(stage: Stage, only: Entry | None = None) -> bool:
+    """Start one move if the rules allow one; True when one was started or something was refused."""
+    if stage.shutting_down:
+        return False
+    if only is None:
+        stage.claims.clear()
+        stage.decide_at = NEVER
+        for move in stage.moves:
+            _watch(stage, move)
+    dearest_s = _dearest_s(stage)
+    for entry in [only] if only is not None else _order(stage, dearest_s):
+        if entry.id not in stage.waiting or not _could_start(stage, entry):
+            continue
+        if _refuse_hopeless(stage, entry) or _consider(stage, entry, dearest_s):
+            return True
+    return False
+
+
+def _watch(stage: Stage, move: Move) -> None:
+    """Timers of moves under way are renewed with each full decision."""
+    target = move.target
+    if move.phase is Phase.STARTING and target is not None and target.state is State.STARTING and not target.queue:
+        stage.decide_by(max(stage.now + RETRY_S, move.phase_at + 1.5 * target.costs.up(target.model)))
+    elif move.phase is Phase.GATING and stage.policy.drain_timeout_s is not None:
+        stage.decide_by(move.began_at + stage.policy.drain_timeout_s)
+
+
+def _could_start(stage: Stage, entry: Entry) -> bool:
+    if entry.state not in (State.STOPPED, State.ASLEEP) or entry.order or entry.retire or entry.quarantined:
+        return False
+    return stage.move_of(entry) is None
+
+
+# ------------------------------------------------------------------ the order
+
+
+def late_after_s(stage: Stage, entry: Entry, dearest_s: float) -> float:
+    return max(stage.policy.late_min_s, stage.policy.late_factor * (entry.up_cost() + dearest_s))
+
+
+def _dearest_s(stage: Stage) -> float:
+    """The dearest round trip of a model that is ready now."""
+    names = {name for pool in stage.book.pools.values() for name in pool.holders}
+    return max((loss_s(entry, 0) for entry in map(stage.entries.__getitem__, names) if entry.state is State.READY), default=0.0)
+
+
+def _order(stage: Stage, dearest_s: float) -> list[Entry]:
+    """Late models by since, then by waiting mass per second of switching."""
+    now = stage.now
+    waiting = [entry for entry in stage.waiting.values() if entry.state in (State.STOPPED, State.ASLEEP)]
+    if not waiting:
+        return []
+    if len(waiting) > LOOKED_AT_MAX:
+        waiting = _shortlist(stage, waiting, dearest_s)
+    late, others = [], []
+    for entry in waiting:
+        late_at = entry.since + late_after_s(stage, entry, dearest_s)
+        if late_at <= now + EPSILON_S and not entry.queue.only_quiet:
+            late.append((entry.since, entry.id, entry))
+        else:
+            others.append((-_score(entry, now), entry.since, entry.id, entry))
+            if not entry.queue.only_quiet:
+                stage.decide_by(late_at)
+    late.sort(key=lambda row: row[:2])
+    others.sort(key=lambda row: row[:3])
+    return [row[-1] for row in late] + [row[-1] for row in others]
+
+
+def _score(entry: Entry, now: float) -> float:
+    queue, up_s = entry.queue, entry.up_cost()
+    return (queue.age_sum(now) + queue.weight * up_s) / (up_s + 0.05)
+
+
+def _shortlist(stage: Stage, waiting: list[Entry], dearest_s: float) -> list[Entry]:
+    """With very many models waiting: the longest waiting ones, and the best of those that could fit now."""
+    oldest = heapq.nsmallest(LATE_LOOKED_AT_MAX, waiting, key=lambda entry: entry.since)
+    room = max((_room(stage, device) for device in stage.book.pools), default=0)
+    fitting = [entry for entry in waiting if (entry.need_mib or 0) <= room]
+    best = heapq.nlargest(BEST_LOOKED_AT_MAX, fitting, key=lambda entry: entry.queue.weight / (entry.up_cost() + 0.05)) if fitting else []
+    stage.decide_by(stage.now + max(RETRY_S, 0.1 * dearest_s))
+    return list({entry.id: entry for entry in oldest + best}.values())
+
+
+def _room(stage: Stage, device: str) -> int:
+    """What could be free on a device if every idle resident left."""
+    pool = stage.book.pools[device]
+    room = pool.free_mib
+    for name, mib in pool.holders.items():
+        other = stage.entries[name]
+        if other.state is State.READY and is_idle(other) and not other.pinned:
+            room += mib
+    return room
+
+
+# ------------------------------------------------------------------ one model
+
+
+def _consider(stage: Stage, entry: Entry, dearest_s: float) -> bool:
+    """Start bringing `entry` in, or note what it waits for (timer, claim)."""
+    late = entry.since + late_after_s(stage, entry, dearest_s) <= stage.now + EPSILON_S
+    options = [option for devices in stage.placements(entry) if (option := _option(stage, entry, devices)) is not None]
+    if not options:
+        if late and not entry.queue.only_quiet:
+            _claim_whole(stage, entry)
+        stage.decide_by(stage.now + RETRY_S)
+        return False
+    option = min(options, key=lambda option: _rank(stage, entry, option))
+    if entry.queue.only_quiet:
+        return _start_quiet(stage, entry, option)
+    if option.open and _claims_allow(stage, entry, option):
+        at = _swap_at(stage, entry, option)
+        if at <= stage.now + EPSILON_S:
+            _go(stage, entry, option)
+            return True
+    else:
+        at = NEVER
+    stage.decide_by(max(at, stage.now + 0.001))
+    if late:
+        _claim(stage, entry, option, at)
+    return False
+
+
+def _option(stage: Stage, entry: Entry, devices: tuple[str, ...]) -> Option | None:
+    is_open = all(_lane_takes(stage, entry, device) for device in devices)
+    idle = choose(stage, entry, devices, idle_only=True)
+    anyone = idle if idle is not None else choose(stage, entry, devices, idle_only=False)
+    if anyone is None:
+        return None
+    beside = any(stage.lanes.get(device) for device in devices)
+    if beside and anyone.victims:
+        is_open = False  # never evict for a start beside another one
+    lanes_of_victims = (device for name in anyone.victims for device in stage.entries[name].instance.devices)
+    return Option(devices, idle, anyone, is_open and all(device in devices or stage.lane_open(device) for device in lanes_of_victims))
+
+
+def _lane_takes(stage: Stage, entry: Entry, device: str) -> bool:
+    """One lane a device; a second one only beside a plain start, measured not to slow it much."""
+    moves = stage.lanes.get(device)
+    if not moves:
+        return True
+    if len(moves) >= stage.policy.lanes or entry.model.lone_start:
+        return False
+    if stage.beside_ratio is not None and stage.beside_ratio > stage.policy.second_lane_ratio:
+        return False
+    return all(move.phase is Phase.STARTING and move.target is not None and not move.target.model.lone_start for move in moves)
+
+
+def _rank(stage: Stage, entry: Entry, option: Option) -> tuple[int, float, int]:
+    """Free room first (tightest fit), then idle victims of least value, then busy ones; closed lanes last."""
+    spare = sum(stage.book.pools[device].free_mib for device in option.devices)
+    closed = 0 if option.open else 4
+    if not option.any.victims:
+        return (closed, 0.0, spare)
+    return (closed + (1 if option.idle is not None else 2), option.any.value, spare)
+
+
+def _start_quiet(stage: Stage, entry: Entry, option: Option) -> bool:
+    """A preload or restore takes only room that nobody uses."""
+    if not option.any.victims and option.open and _claims_allow(stage, entry, option):
+        _go(stage, entry, option)
+        return True
+    if stage.now - entry.queue.first().arrived_at > GHOST_WAIT_S_MAX:
+        stage.refuse_all(entry, 503, "no_room", f"no room to load {entry.id} without evicting anybody")
+        return True
+    return False
+
+
+def _go(stage: Stage, entry: Entry, option: Option) -> None:
+    begin(stage, entry, option.devices, option.any)
+
+
+def _swap_at(stage: Stage, entry: Entry, option: Option) -> float:
+    """When the rules let `entry` replace the victims of `option`; now or earlier means go."""
+    if option.idle is not None:
+        idle_at = _idle_swap_at(stage, entry, option.idle)
+        if idle_at <= stage.now + EPSILON_S:
+            return idle_at
+        return min(idle_at, _gate_at(stage, entry, option))
+    return _gate_at(stage, entry, option)
+
+
+def _idle_swap_at(stage: Stage, entry: Entry, choice: Choice) -> float:
+    """All victims idle: each is kept for its expected next use, weighed against how many wait."""
+    policy, now = stage.policy, stage.now
+    if not choice.victims:
+        return now
+    price = price_s(entry, choice.victims, stage)
+    waiting = max(1, len(entry.queue))
+    at = now
+    for name in choice.victims:
+        victim = stage.entries[name]
+        at = max(at, victim.instance.idle_at + victim.costs.keep_for(price, waiting, policy))
+    if at <= now + EPSILON_S and policy.harm_check:
+        at = _harmless_at(stage, entry, choice, price)
+    return at
+
+
+def _harmless_at(stage: Stage, entry: Entry, choice: Choice, price: float) -> float:
+    """Spare a busy model a lone visitor's swap until the visitor has waited its share of the harm."""
+    harm = stage.policy.harm_check * sum(stage.entries[name].costs.harm(stage.now, price) for name in choice.victims)
+    count = max(1, len(entry.queue))
+    waited = entry.queue.age_sum(stage.now) + count * entry.up_cost()
+    return stage.now if waited >= harm else stage.now + max(0.01, (harm - waited) / count / 2)
+
+
+def _gate_at(stage: Stage, entry: Entry, option: Option) -> float:
+    """Patience of the one, quantum of each other: a busy or held victim is owed k times the price of replacing it."""
+    policy, now = stage.policy, stage.now
+    at = max(now, entry.since + policy.patience_s)
+    for name, level in option.any.victims.items():
+        victim = stage.entries[name]
+        if option.idle is None and is_idle(victim):
+            continue  # its hold is short beside what the busy ones are owed
+        price = price_s(entry, {name: level}, stage)
+        at = max(at, victim.instance.ready_at + policy.quantum_factor * price)
+    return at
+
+
+# ------------------------------------------------------------------ claims
+
+
+def _claim(stage: Stage, entry: Entry, option: Option, gate_at: float) -> None:
+    """A late model claims its devices: others use only what it leaves, and only if ready before its gate opens."""
+    needs = stage.required(entry, option.devices)
+    held = stage.book.of(entry.id)
+    for device in option.devices:
+        if device in stage.claims:
+            continue
+        gained = sum(_gain(stage, name, level, device) for name, level in option.any.victims.items())
+        spare = stage.book.pools[device].free_mib + gained + held.get(device, 0) - needs[device]
+        stage.claims[device] = (max(0, spare), max(stage.now, gate_at) if gate_at < NEVER else stage.now)
+
+
+def _claim_whole(stage: Stage, entry: Entry) -> None:
+    """Late, and nobody's leaving would help yet: nothing may start on the device it could use soonest."""
+    for devices in stage.placements(entry)[:1]:
+        for device in devices:
+            stage.claims.setdefault(device, (0, stage.now))
+
+
+def _gain(stage: Stage, name: str, level: int, device: str) -> int:
+    return freed_by(stage, stage.entries[name], level).get(device, 0)
+
+
+def _claims_allow(stage: Stage, entry: Entry, option: Option) -> bool:
+    claimed = [device for device in option.devices if device in stage.claims]
+    if not claimed:
+        victims_claimed = any(device in stage.claims for name in option.any.victims for device in stage.entries[name].instance.devices)
+        return not victims_claimed
+    if option.any.victims:
+        return False
+    needs = stage.required(entry, option.devices)
+    held = stage.book.of(entry.id)
+    for device in claimed:
+        spare, gate_at = stage.claims[device]
+        if needs[device] - held.get(device, 0) > spare or stage.now + entry.up_cost() > gate_at:
+            return False
+    return True
+
+
+# ------------------------------------------------------------------ what can never work
+
+
+def _refuse_hopeless(stage: Stage, entry: Entry) -> bool:
+    """Refuse, before anything is stopped, what cannot be made room for."""
+    verdict = hopeless(stage, entry)
+    if verdict is None:
+        return False
+    code, message, patient = verdict
+    if patient:
+        since = stage.blocked.setdefault(entry.id, stage.now)
+        left_s = since + stage.policy.room_wait_s - stage.now
+        if left_s > EPSILON_S:
+            stage.decide_by(min(since + stage.policy.room_wait_s, stage.now + RETRY_S))
+            return False
+    stage.blocked.pop(entry.id, None)
+    stage.deny(entry, 503, code, message)
+    stage.refuse_all(entry, 503, code, message, 30.0 if code == "no_room" else 60.0)
+    return True
+
+
+def hopeless(stage: Stage, entry: Entry) -> tuple[str, str, bool] | None:
+    """(code, sentence, worth waiting a little) when `entry` cannot become resident whatever idle models leave."""
+    placements = stage.placements(entry)
+    if not placements:
+        names = ", ".join(entry.model.devices) or "none"
+        return (
+            "no_device",
+            f"{entry.id} needs {entry.model.devices_count} of the devices {names}, which are not there; see `greenroom ps`",
+            False,
+        )
+    best: tuple[int, tuple[str, str, bool]] | None = None
+    for devices in placements:
+        verdict = _hopeless_on(stage, entry, devices)
+        if verdict is None:
+            stage.blocked.pop(entry.id, None)
+            return None
+        if best is None or verdict[0] < best[0]:
+            best = verdict
+    return best[1] if best else None
+
+
+def _hopeless_on(stage: Stage, entry: Entry, devices: tuple[str, ...]) -> tuple[int, tuple[str, str, bool]] | None:
+    rival = _pinned_rival(stage, entry)
+    if rival and entry.model.on_conflict == "refuse":
+        return 0, ("no_room", f"no room: {entry.id} may not be resident beside {rival}, which is pinned; unpin it first", False)
+    for device, need in stage.required(entry, devices).items():
+        pool = stage.book.pools[device]
+        missing = need - pool.most_mib
+        if missing > 0:
+            text = f"{entry.id} needs {gib(need)} on {device}, which can give at most {gib(pool.most_mib)}: {gib(missing)} are missing"
+            return missing, ("too_big", text + "; lower its context, share or `memory`", False)
+        pinned = stage.pinned_on(device, besides=entry)
+        missing = need - (pool.most_mib - pinned)
+        if missing > 0:
+            holders = ", ".join(other.id for other in stage.pinned() if other is not entry and device in other.model.devices)
+            text = (
+                f"no room: {entry.id} needs {gib(need)} on {device}, held by pinned {holders} ({gib(pinned)}): {gib(missing)} are missing"
+            )
+            if entry.model.on_conflict == "refuse":
+                return missing, ("no_room", text, False)
+            continue
+        missing = need - (pool.budget_mib - pinned)
+        if missing > 0:
+            who = f" by {pool.holder}" if pool.holder else " by other programs"
+            free = max(0, pool.budget_mib - pinned)
+            text = f"no room: {entry.id} needs {gib(need)} on {device}, {gib(free)} are free, {gib(pool.outside_mib)} are used{who}: {gib(missing)} are missing"
+            return missing, ("no_room", text, True)
+    return None
+
+
+def _pinned_rival(stage: Stage, entry: Entry) -> str:
+    for name in stage.conflicts.get(entry.id, ()):
+        other = stage.entries.get(name)
+        if other is not None and other.pinned and not other.held_off:
+            return other.id
+    return ""
+
+
+# ------------------------------------------------------------------ room that others took
+
+
+def relieve(stage: Stage, device: str) -> bool:
+    """More is booked or used than the budget holds: idle models leave, least value first."""
+    pool = stage.book.pools[device]
+    over = -pool.free_mib
+    if over <= 0 or not stage.lane_open(device):
+        return False
+    items = []
+    for name in pool.holders:
+        other = stage.entries[name]
+        if other.state is State.READY and is_idle(other) and not other.instance.in_flight and not other.pinned:
+            if all(map(stage.lane_open, other.instance.devices)):
+                level = fall_level(stage, other) if other.model.sleep else 0
+                items.append(Item(other, other.costs.worth, freed_by(stage, other, level), level))
+        elif other.state is State.ASLEEP and not other.pinned and not other.queue:
+            items.append(Item(other, other.costs.worth + 1e6, dict(stage.book.of(name)), 0))
+    chosen = cover({device: over}, items, stage.policy.exact_victims_max)
+    if not chosen:
+        return False
+    why = f"{device} is over its budget by {gib(over)}" + (f", used by {pool.holder}" if pool.outside_mib and pool.holder else "")
+    for item in chosen:
+        depart(stage, item.entry.instance.devices, item.entry, item.level)
+        send_off(stage, item.entry, item.level, why, evicted=True)
+    return True
+
+
+# ------------------------------------------------------------------ estimates
+
+
+def expected_wait_s(stage: Stage, entry: Entry) -> float | None:
+    """Estimated wait of a request that arrives now (scheduling.md §12); None when it cannot be said."""
+    own = len(entry.queue) / max(1, entry.model.parallel) * (entry.costs.serve_s or 0.0)
+    instance = entry.instance
+    if entry.state is State.READY:
+        busy = len(instance.in_flight) >= entry.model.parallel
+        return own + (entry.costs.serve_s or 0.0) / 2 if busy else own
+    if entry.state in (State.STARTING, State.WAKING):
+        return max(0.0, entry.up_cost() - (stage.now - instance.since)) + own
+    lane_s = min((_lane_left_s(stage, devices) for devices in stage.placements(entry)), default=0.0)
+    gate_s = 0.0
+    move = stage.move_of(entry)
+    if move is None and stage.placements(entry):
+        gate_s = _gate_left_s(stage, entry)
+    leave = entry.costs.down(entry.model) if entry.state in (State.DRAINING, State.STOPPING, State.GOING_TO_SLEEP) else 0.0
+    return max(0.0, entry.backoff_until - stage.now) + lane_s + gate_s + leave + entry.up_cost() + own
+
+
+def _lane_left_s(stage: Stage, devices: tuple[str, ...]) -> float:
+    left = 0.0
+    for device in devices:
+        for move in stage.lanes.get(device, ()):
+            target = move.target
+            up = target.up_cost() if target is not None else 0.0
+            down = (
+                max((loss_s(stage.entries[name], 0) for name in move.victims if name in stage.entries), default=0.0)
+                if target is None
+                else 0.0
+            )
+            left = max(left, up + down - (stage.now - move.phase_at if move.phase is Phase.STARTING else 0.0))
+    return max(0.0, left)
+
+
+def _gate_left_s(stage: Stage, entry: Entry) -> float:
+    best = NEVER
+    for devices in stage.placements(entry):
+        option = _option(stage, entry, devices)
+        if option is None:
+            continue
+        if option.idle is not None:
+            best = 0.0
+            break
+        due = stage.now + stage.policy.patience_s
+        for name, level in option.any.victims.items():
+            victim = stage.entries[name]
+            due = max(due, victim.instance.ready_at + stage.policy.quantum_factor * price_s(entry, {name: level}, stage))
+        best = min(best, due - stage.now)
+    return 0.0 if best == NEVER else best
+
+
+def explain_wait(stage: Stage, entry: Entry) -> str:
+    """One clause for people: what a waiting request of `entry` waits for."""
+    wait = expected_wait_s(stage, entry)
+    about = f", about {span(max(0.1, wait))}" if wait is not None else ""
+    if entry.state is State.STARTING:
+        return "loading" + about
+    if entry.state is State.WAKING:
+        return "waking" + about
+    if entry.state is State.READY:
+        return "queued" + about
+    ahead = _ahead(stage, entry)
+    return (f"queued behind {', '.join(ahead)}" if ahead else "queued") + about
+
+
+def _ahead(stage: Stage, entry: Entry) -> list[str]:
+    names: dict[str, None] = {}
+    for devices in stage.placements(entry)[:1]:
+        for device in devices:
+            for move in stage.lanes.get(device, ()):
+                if move.target is not None and move.target is not entry:
+                    names[move.target.id] = None
+            if not names:
+                for name in stage.book.pools[device].holders:
+                    if name != entry.id and stage.entries[name].state not in HOME:
+                        names[name] = None
+    return list(names)[:3]

@@ -1,0 +1,524 @@
+"""The scheduler: takes one event, returns the actions it calls for.
+
+`handle` applies the event (facts change), then settles: what should happen is derived again from the
+facts until nothing changes, so no wake-up can be missed.  No clock, no chance, no waiting in here.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+from .costs import blend
+from .entry import Entry
+from .facts import (
+    Action,
+    Admit,
+    Cut,
+    Event,
+    InstanceReported,
+    MemoryMeasured,
+    Model,
+    OperatorAsked,
+    Priority,
+    Refuse,
+    RequestArrived,
+    RequestCancelled,
+    RequestFinished,
+    RequestId,
+    RequestLost,
+    RequestQuiet,
+    Setup,
+    SetupChanged,
+    ShutdownAsked,
+    State,
+    Stop,
+    Ticked,
+    Verify,
+)
+from .failures import ended, recover
+from .moves import advance, became_ready, dispatch, fell_asleep, learn_down, note_measured, send_off, span
+from .orders import admit_model, asked, ladder, pursue, reload
+from .placement import touch
+from .queue import BATCH_WEIGHT, Waiting
+from .residency import FALLING, HOME, RISING
+from .rules import decide, expected_wait_s, explain_wait, hopeless, relieve
+from .stage import EPSILON_S, NEVER, Admission, Phase, Stage, conflicts_of, pools_for
+from .views import DeviceView, InstanceView, ModelView, View
+
+
+class Scheduler:
+    """All decisions of greenroom, as one synchronous object.
+
+    >>> scheduler = Scheduler(Setup(devices=(...), models=(...)), at=0.0)
+    >>> scheduler.start()          # actions for pinned and preloaded models
+    >>> scheduler.handle(event)    # actions, in the order they must be carried out
+    """
+
+    def __init__(self, setup: Setup, at: float = 0.0) -> None:
+        stage = Stage(policy=setup.policy, book=pools_for(setup.devices), groups=setup.groups, now=at)
+        stage.conflicts = conflicts_of(setup.groups, [model.id for model in setup.models])
+        self._stage = stage
+        self._appliers: dict[type[Any], Callable[[Any], bool]] = {
+            RequestArrived: self._arrived,
+            RequestFinished: self._finished,
+            RequestCancelled: self._cancelled,
+            RequestLost: self._lost,
+            RequestQuiet: self._quiet,
+            InstanceReported: self._reported,
+            MemoryMeasured: self._measured,
+            OperatorAsked: self._operator,
+            Ticked: self._ticked,
+            SetupChanged: self._setup_changed,
+            ShutdownAsked: self._shutdown,
+        }
+        for model in setup.models:
+            admit_model(stage, Entry.of(model, stage.policy))
+        stage.count_pins()
+
+    # ------------------------------------------------------------------ the two verbs
+
+    def start(self) -> list[Action]:
+        """What to do before the first event: bring in pinned and preloaded models."""
+        return self.handle(Ticked(self._stage.now))
+
+    def handle(self, event: Event) -> list[Action]:
+        stage = self._stage
+        assert event.at >= stage.now - EPSILON_S, f"time runs backwards: {event.at} after {stage.now}"
+        stage.now = max(stage.now, event.at)
+        stage.out = []
+        if self._appliers[type(event)](event):
+            self._settle()
+        if stage.touched:
+            self._check()
+        stage.set_timer()
+        return stage.out
+
+    # ------------------------------------------------------------------ requests (True = settle is needed)
+
+    def _arrived(self, event: RequestArrived) -> bool:
+        stage = self._stage
+        entry = stage.entries.get(event.model)
+        if entry is None or (entry.retire and entry.successor is None):
+            stage.say(Refuse(event.request, 404, "unknown_model", f"there is no model {event.model!r}"))
+            return False
+        self._learn_arrival(entry)
+        instance = entry.instance
+        if entry.admits and not entry.queue and len(instance.in_flight) - len(instance.quiet) < entry.model.parallel:
+            instance.in_flight.add(event.request)
+            stage.admitted[event.request] = Admission(entry, instance.generation, stage.now, Waiting(event.request, stage.now))
+            stage.say(Admit(event.request, entry.id, instance.generation, "hot"))
+            return False
+        refusal = self._refusal(entry, event)
+        if refusal is not None:
+            stage.say(refusal)
+            return False
+        batch = (event.priority or entry.model.priority) is Priority.BATCH
+        deadline_at = stage.now + event.deadline_s if event.deadline_s is not None else None
+        item = Waiting(event.request, stage.now, BATCH_WEIGHT if batch else 1.0, deadline_at=deadline_at, client=event.client)
+        stage.enqueue(entry, item)
+        return self._look_at(entry)
+
+    def _look_at(self, entry: Entry) -> bool:
+        """After one more request for `entry`: decide for it alone where nothing else can have changed."""
+        stage = self._stage
+        if any(move.phase is Phase.STARTING and move.target is not None and not move.target.queue for move in stage.moves):
+            return True
+        if entry.state not in (State.STOPPED, State.ASLEEP) or entry.order or entry.retire:
+            return False
+        count = len(entry.queue)
+        if count > 8 and count & (count - 1):
+            return False  # one more of many changes nothing that a timer does not see
+        if not any(stage.lane_open(device) for device in entry.model.devices) and stage.policy.lanes == 1:
+            return False
+        if decide(stage, entry):
+            return True
+        return False
+
+    def _refusal(self, entry: Entry, event: RequestArrived) -> Refuse | None:
+        stage, now, request = self._stage, self._stage.now, event.request
+        if stage.shutting_down:
+            return Refuse(request, 503, "shutting_down", "greenroom is shutting down; ask again in a moment", 5.0)
+        if entry.model.misconfigured:
+            return Refuse(request, 503, "misconfigured", f"{entry.id} is misconfigured: {entry.model.misconfigured}")
+        if entry.quarantined:
+            return Refuse(
+                request,
+                503,
+                "quarantined",
+                f"{entry.id} ran out of memory too often and is not started again until an operator loads it: {entry.last_error}",
+                60.0,
+            )
+        if entry.state is State.FAILED:
+            left_s = max(0.1, entry.backoff_until - now)
+            text = f"{entry.id} failed {entry.failures} times in a row (last: {entry.last_error}) and is tried again in {span(left_s)}"
+            return Refuse(request, 503, "backing_off", text, left_s)
+        if entry.queue.clients >= entry.model.queue_limit:
+            wait_s = expected_wait_s(stage, entry)
+            text = f"{entry.queue.clients} requests already wait for {entry.id} (queue_limit {entry.model.queue_limit}); ask again later"
+            return Refuse(request, 429, "queue_full", text, max(1.0, wait_s or 1.0))
+        if stage.clients >= stage.policy.queue_limit:
+            return Refuse(
+                request, 429, "queue_full", f"{stage.clients} requests already wait here (scheduling.queue_limit); ask again later", 5.0
+            )
+        if entry.state in HOME and not entry.queue:
+            verdict = hopeless(stage, entry)
+            if verdict is not None and not verdict[2]:
+                stage.tell(entry, "refused", verdict[1], "warning")
+                return Refuse(request, 503, verdict[0], verdict[1], 30.0)
+        if event.deadline_s is not None:
+            wait_s = expected_wait_s(stage, entry)
+            if wait_s is not None and wait_s > event.deadline_s:
+                text = f"{entry.id} can serve in about {span(wait_s)}, later than the deadline of {span(event.deadline_s)}"
+                return Refuse(request, 503, "deadline", text, wait_s)
+        return None
+
+    def _learn_arrival(self, entry: Entry) -> None:
+        stage, instance = self._stage, entry.instance
+        entry.costs.hit(stage.now, len(instance.in_flight) + len(entry.queue) + 1, stage.policy)
+        if not instance.in_flight and not entry.queue and instance.generation and entry.state not in RISING:
+            entry.costs.gaps.append(stage.now - instance.idle_at)
+        if entry.state is State.READY:
+            touch(stage, entry)
+
+    def _finished(self, event: RequestFinished) -> bool:
+        stage = self._stage
+        admission = stage.admitted.pop(event.request, None)
+        if admission is None:
+            return self._cancelled(RequestCancelled(event.at, event.request))
+        entry = admission.entry
+        entry.costs.serve_s = blend(entry.costs.serve_s, stage.now - admission.at, 0.1)
+        self._left(entry, admission.generation, event.request)
+        entry.served += 1
+        dispatch(stage, entry)
+        return bool(stage.waiting or stage.moves or stage.ordered)
+
+    def _left(self, entry: Entry, generation: int, request: RequestId) -> None:
+        """A request is no longer in flight on its instance."""
+        stage, instance = self._stage, entry.instance
+        if generation != instance.generation or request not in instance.in_flight:
+            return
+        was_busy = instance.busy
+        instance.in_flight.discard(request)
+        instance.quiet.discard(request)
+        if was_busy and not instance.busy:
+            self._fell_idle(entry)
+
+    def _fell_idle(self, entry: Entry) -> None:
+        entry.instance.idle_at = self._stage.now
+        model = entry.model
+        waits = [wait for wait in (model.ttl_s, model.sleep_after_s if model.sleep else None) if wait is not None]
+        if waits and not entry.pinned:
+            self._stage.wake_at(self._stage.now + min(waits), entry)
+
+    def _cancelled(self, event: RequestCancelled) -> bool:
+        stage = self._stage
+        entry = stage.requests.get(event.request)
+        if entry is None:
+            return False
+        item = entry.queue.remove(event.request)
+        assert item is not None
+        stage.leave_queue(entry, item)
+        if entry.state is State.READY and is_without_work(entry):
+            self._fell_idle(entry)
+        return True
+
+    def _lost(self, event: RequestLost) -> bool:
+        stage = self._stage
+        admission = stage.admitted.pop(event.request, None)
+        if admission is None:
+            return False
+        entry, item = admission.entry, admission.waiting
+        self._left(entry, admission.generation, event.request)
+        if item.retried or stage.shutting_down:
+            stage.say(
+                Refuse(event.request, 502, "engine_died", f"the engine of {entry.id} ended twice before it answered: {event.why}", 1.0)
+            )
+        elif entry.state is State.FAILED or entry.quarantined or stage.entries.get(entry.id) is not entry:
+            left_s = max(1.0, entry.backoff_until - stage.now)
+            stage.say(
+                Refuse(
+                    event.request,
+                    503,
+                    "backing_off",
+                    f"the engine of {entry.id} ended before it answered: {entry.last_error or event.why}",
+                    left_s,
+                )
+            )
+        else:
+            item.retried = True
+            stage.enqueue(entry, item, front=True)
+        if (
+            entry.state in (State.READY, State.DRAINING)
+            and admission.generation == entry.instance.generation
+            and not entry.instance.suspect
+        ):
+            entry.instance.suspect = True
+            stage.say(Verify(entry.id, entry.instance.generation))
+        return True
+
+    def _quiet(self, event: RequestQuiet) -> bool:
+        stage = self._stage
+        admission = stage.admitted.get(event.request)
+        if admission is None or event.request not in admission.entry.instance.in_flight:
+            return False
+        entry, instance = admission.entry, admission.entry.instance
+        was_busy = instance.busy
+        if event.quiet:
+            instance.quiet.add(event.request)
+            if was_busy and not instance.busy:
+                self._fell_idle(entry)
+            if entry.state is State.DRAINING:
+                stage.cut_quiet(entry, f"{entry.id} is leaving, and this connection was silent")
+            dispatch(stage, entry)
+        else:
+            instance.quiet.discard(event.request)
+        return bool(stage.waiting)
+
+    # ------------------------------------------------------------------ instances and memory
+
+    def _reported(self, event: InstanceReported) -> bool:
+        stage = self._stage
+        entry = stage.entries.get(event.model)
+        if entry is None or event.generation != entry.instance.generation or entry.state in HOME:
+            return False  # word of an engine that is gone already
+        if event.state is State.STOPPED:
+            ended(stage, entry, event)
+        elif event.state is State.READY:
+            if entry.state is State.STOPPING:
+                return False  # it got ready just as it was stopped: STOPPED follows
+            became_ready(stage, entry, event)
+        elif event.state is State.ASLEEP and entry.state in (State.GOING_TO_SLEEP, State.WAKING):
+            move = stage.move_of(entry)
+            fell_asleep(stage, entry, event)
+            if move is not None and move.target is entry:
+                stage.release_lanes(move)
+            if entry.queue:
+                stage.waiting[entry.id] = entry
+        return True
+
+    def _measured(self, event: MemoryMeasured) -> bool:
+        stage = self._stage
+        pool = stage.book.pools.get(event.device)
+        if pool is None:
+            return False
+        pool.used_mib, pool.holder = event.used_mib, event.holder
+        own = 0
+        for name, mib in event.own_mib.items():
+            entry = stage.entries.get(name)
+            if entry is None:
+                own += mib
+                continue
+            booked = pool.holders.get(name, 0)
+            # What is on its way out may already be gone from the process and still be held by the driver.
+            own += max(mib, booked) if entry.state in FALLING else mib
+            note_measured(stage, entry, {event.device: mib}, None)
+            learn_down(stage, entry)
+        for name, mib in pool.holders.items():
+            if name not in event.own_mib and stage.entries[name].state in FALLING:
+                own += mib
+        pool.outside_mib = pool.outside_counted_mib(max(0, event.used_mib - own))
+        pool.high_samples = pool.high_samples + 1 if pool.free_mib < 0 else 0
+        return bool(stage.waiting or stage.moves or stage.ordered or pool.high_samples)
+
+    # ------------------------------------------------------------------ operators, time, configuration
+
+    def _operator(self, event: OperatorAsked) -> bool:
+        asked(self._stage, event)
+        return True
+
+    def _ticked(self, event: Ticked) -> bool:
+        self._stage.timer_at = NEVER
+        return True
+
+    def _setup_changed(self, event: SetupChanged) -> bool:
+        reload(self._stage, event)
+        return True
+
+    def _shutdown(self, event: ShutdownAsked) -> bool:
+        stage = self._stage
+        stage.shutting_down = True
+        for entry in list(stage.entries.values()):
+            stage.refuse_all(entry, 503, "shutting_down", "greenroom is shutting down", 5.0)
+            if entry.state not in HOME:
+                entry.order = "unload"
+                stage.ordered[entry.id] = entry
+                for request in sorted(entry.instance.in_flight) if event.force else ():
+                    stage.say(Cut(request, "shutdown", "greenroom is shutting down"))
+        return True
+
+    # ------------------------------------------------------------------ settling
+
+    def _settle(self) -> None:
+        stage = self._stage
+        for _ in range(stage.policy.settle_rounds_max):
+            if not self._settle_once():
+                return
+        raise AssertionError(f"did not settle in {stage.policy.settle_rounds_max} rounds; moves: {stage.moves}")
+
+    def _settle_once(self) -> bool:
+        stage = self._stage
+        changed = False
+        while stage.due and stage.due[0][0] <= stage.now + EPSILON_S:
+            _, name = heapq.heappop(stage.due)
+            if (entry := stage.entries.get(name)) is not None:
+                entry.ladder_due = NEVER
+                self._ladder(entry)
+                changed = True
+        for entry in list(stage.ordered.values()):
+            changed |= self._pursue(entry)
+        for move in list(stage.moves):
+            if move in stage.moves:
+                changed |= advance(stage, move)
+        for device, pool in stage.book.pools.items():
+            if pool.high_samples >= stage.policy.outside_samples and relieve(stage, device):
+                pool.high_samples = 0
+                changed = True
+        if stage.waiting and not changed:
+            changed = decide(stage)
+        return changed
+
+    def _pursue(self, entry: Entry) -> bool:
+        stage = self._stage
+        if stage.shutting_down and entry.state in (State.STARTING, State.WAKING):
+            send_off(stage, entry, 0, "greenroom is shutting down")
+            return True
+        return pursue(stage, entry)
+
+    def _ladder(self, entry: Entry) -> None:
+        if entry.state is State.FAILED:
+            if self._stage.now >= entry.backoff_until - EPSILON_S:
+                recover(self._stage, entry)
+            else:
+                self._stage.wake_at(entry.backoff_until, entry)
+        else:
+            ladder(self._stage, entry)
+
+    def _check(self) -> None:
+        """Invariants of everything this event touched; a broken one is a bug, told with its story."""
+        stage = self._stage
+        stage.book.check()
+        for name in stage.touched:
+            entry = stage.entries.get(name)
+            if entry is None:
+                continue
+            instance, held = entry.instance, stage.book.of(name)
+            story = [text for _, text in entry.story]
+            assert (
+                (entry.state in HOME) == (not held or not any(held.values())) or entry.need_mib == 0 or not held or entry.state not in HOME
+            ), (name, held, story)
+            assert not instance.in_flight or entry.state in (State.READY, State.DRAINING), (name, entry.state, story)
+            assert entry.state not in HOME or not instance.devices, (name, story)
+        for action in stage.out:
+            if isinstance(action, Stop):
+                assert not stage.entries[action.model].instance.in_flight if action.model in stage.entries else True, action
+        stage.touched.clear()
+
+    # ------------------------------------------------------------------ looking (never used to decide)
+
+    @property
+    def shutting_down(self) -> bool:
+        return self._stage.shutting_down
+
+    def is_down(self) -> bool:
+        """Whether every instance is stopped (after a shutdown)."""
+        return all(entry.state in HOME for entry in self._stage.entries.values())
+
+    def state_of(self, model: str) -> State:
+        entry = self._stage.entries.get(model)
+        return entry.state if entry is not None else State.STOPPED
+
+    def progress(self, request: RequestId, at: float) -> str:
+        """What a waiting request waits for, one clause for people."""
+        stage = self._stage
+        entry = stage.requests.get(request)
+        if entry is None:
+            return ""
+        now, stage.now = stage.now, max(stage.now, at)
+        try:
+            return explain_wait(stage, entry)
+        finally:
+            stage.now = now
+
+    def story(self, model: str) -> list[tuple[float, str]]:
+        entry = self._stage.entries.get(model)
+        return list(entry.story) if entry is not None else []
+
+    def model(self, name: str) -> Model | None:
+        entry = self._stage.entries.get(name)
+        return entry.model if entry is not None else None
+
+    def view(self, at: float) -> View:
+        stage = self._stage
+        now, stage.now = stage.now, max(stage.now, at)
+        decide_at = stage.decide_at
+        try:
+            models = tuple(self._view_model(entry) for entry in stage.entries.values())
+            oldest = max((model.oldest_s for model in models), default=0.0)
+            return View(stage.now, tuple(self._view_device(name) for name in stage.book.pools), models, stage.clients, oldest)
+        finally:
+            stage.now, stage.decide_at = now, decide_at
+
+    def _view_device(self, name: str) -> DeviceView:
+        pool = self._stage.book.pools[name]
+        device = pool.device
+        lane = next((move.target.id if move.target else next(iter(move.victims)) for move in self._stage.lanes.get(name, ())), "")
+        return DeviceView(
+            name,
+            device.kind,
+            device.name,
+            device.capacity_mib,
+            device.headroom_mib,
+            pool.booked_mib,
+            pool.used_mib,
+            pool.outside_mib,
+            pool.holder,
+            lane,
+        )
+
+    def _view_model(self, entry: Entry) -> ModelView:
+        stage, instance, now = self._stage, entry.instance, self._stage.now
+        expected = max(0.0, entry.up_cost() - (now - instance.since)) if entry.state in RISING else None
+        instances: tuple[InstanceView, ...] = ()
+        if entry.state not in HOME:
+            instances = (
+                InstanceView(
+                    entry.id,
+                    entry.state,
+                    instance.generation,
+                    instance.devices,
+                    dict(stage.book.of(entry.id)),
+                    dict(entry.measured_mib),
+                    entry.host_mib,
+                    len(instance.in_flight),
+                    now - instance.since,
+                    entry.idle_for(now),
+                    instance.level,
+                    expected,
+                ),
+            )
+        oldest = now - entry.queue.first().arrived_at if entry.queue.clients else 0.0
+        return ModelView(
+            entry.id,
+            entry.state,
+            entry.pinned,
+            entry.queue.clients,
+            oldest,
+            expected_wait_s(stage, entry),
+            entry.starts,
+            entry.wakes,
+            entry.evictions,
+            entry.failures,
+            max(0.0, entry.backoff_until - now) if entry.state is State.FAILED else 0.0,
+            entry.quarantined,
+            entry.need_mib,
+            entry.need_source,
+            entry.costs.up(entry.model),
+            entry.last_error,
+            instances,
+        )
+
+
+def is_without_work(entry: Entry) -> bool:
+    return not entry.instance.busy and not entry.queue

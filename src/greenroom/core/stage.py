@@ -1,0 +1,248 @@
+"""The scheduler's working state: all models, the book, what is under way, what is still to be said.
+
+Everything here is touched only from inside `Scheduler.handle`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import combinations
+
+from .budget import Book
+from .entry import Entry
+from .facts import Action, Cut, Device, Done, Group, Policy, Refuse, SetTimer, State, Tell
+from .queue import Waiting
+from .residency import HOME
+
+NEVER = float("inf")
+EPSILON_S = 1e-9
+GHOST_WAIT_S_MAX = 300.0  # a preload that found no room by then is dropped
+
+
+class Phase(StrEnum):
+    GATING = "gating"  # victims finish what they have in flight
+    LEAVING = "leaving"  # victims go to sleep or stop
+    STARTING = "starting"  # the target starts or wakes
+
+
+@dataclass(slots=True, eq=False)
+class Move:
+    """What holds the lanes of some devices: a target on its way in, and its victims on their way out."""
+
+    target: Entry | None
+    devices: tuple[str, ...]  # where the target goes
+    lanes: frozenset[str]  # every device whose memory changes meanwhile
+    victims: dict[str, int]  # model -> sleep level it falls to, 0 = stop
+    phase: Phase
+    began_at: float
+    phase_at: float
+    wakes: bool = False
+
+
+@dataclass(slots=True)
+class Admission:
+    entry: Entry
+    generation: int
+    at: float
+    waiting: Waiting
+
+
+@dataclass(slots=True)
+class Stage:
+    policy: Policy
+    book: Book = field(default_factory=Book)
+    entries: dict[str, Entry] = field(default_factory=dict)
+    groups: tuple[Group, ...] = ()
+    conflicts: dict[str, frozenset[str]] = field(default_factory=dict)  # models that may not be ready together
+    moves: list[Move] = field(default_factory=list)
+    lanes: dict[str, list[Move]] = field(default_factory=dict)
+    waiting: dict[str, Entry] = field(default_factory=dict)  # models with a queue that are not ready
+    requests: dict[int, Entry] = field(default_factory=dict)  # waiting requests
+    admitted: dict[int, Admission] = field(default_factory=dict)
+    ordered: dict[str, Entry] = field(default_factory=dict)  # models an operator or a reload drives somewhere
+    claims: dict[str, tuple[int, float]] = field(default_factory=dict)  # device -> MiB others may use, time its gate opens
+    blocked: dict[str, float] = field(default_factory=dict)  # model -> since when outside memory keeps it out
+    aging: float = 0.0  # the greedy-dual clock
+    now: float = 0.0
+    out: list[Action] = field(default_factory=list)
+    touched: set[str] = field(default_factory=set)
+    due: list[tuple[float, str]] = field(default_factory=list)  # idle ladders and back-offs: (at, model)
+    decide_at: float = NEVER
+    timer_at: float = NEVER
+    ghosts: int = 0
+    clients: int = 0  # waiting requests somebody sent
+    shutting_down: bool = False
+    pins: int = 0
+    beside_ratio: float | None = None
+
+    # ------------------------------------------------------------------ saying things
+
+    def say(self, action: Action) -> None:
+        self.out.append(action)
+
+    def tell(self, entry: Entry, kind: str, text: str, level: str = "info") -> None:
+        entry.story.append((self.now, text))
+        self.out.append(Tell(self.now, entry.id, kind, text, level))
+
+    # ------------------------------------------------------------------ requests
+
+    def enqueue(self, entry: Entry, item: Waiting, *, front: bool = False) -> None:
+        entry.queue.add(item, front=front)
+        self.requests[item.request] = entry
+        self.clients += not item.ghost
+        if entry.state is not State.READY:
+            self.waiting[entry.id] = entry
+
+    def leave_queue(self, entry: Entry, item: Waiting) -> None:
+        """Book-keeping after `item` was taken out of the queue by whoever."""
+        self.requests.pop(item.request, None)
+        self.clients -= not item.ghost
+        if not entry.queue:
+            self.waiting.pop(entry.id, None)
+            self.blocked.pop(entry.id, None)
+
+    def refuse(self, item: Waiting, status: int, code: str, message: str, retry_after_s: float | None = None) -> None:
+        if item.request >= 0:
+            self.say(Refuse(item.request, status, code, message, retry_after_s))
+
+    def refuse_all(self, entry: Entry, status: int, code: str, message: str, retry_after_s: float | None = None) -> None:
+        items = entry.queue.drain()
+        for item in items:
+            self.leave_queue(entry, item)
+            self.refuse(item, status, code, message, retry_after_s)
+        if items:
+            self.tell(entry, "refused", f"{len(items)} waiting refused: {message}", "warning")
+
+    def ghost(self, entry: Entry, *, quiet: bool) -> None:
+        """Want `entry` ready although no client asks: a preload, a pinned start, a restore."""
+        if entry.state is State.READY or entry.queue.ghostly:
+            return
+        self.ghosts -= 1
+        self.enqueue(entry, Waiting(self.ghosts, self.now, ghost=True, quiet_ghost=quiet))
+
+    def fulfil(self, entry: Entry, done: tuple[str, ...], message: str) -> None:
+        """Answer the operators' wishes named in `done`."""
+        kept = []
+        for wish in entry.wishes:
+            if wish.operation.value in done:
+                self.say(Done(wish.request, message))
+            else:
+                kept.append(wish)
+        entry.wishes = kept
+
+    def deny(self, entry: Entry, status: int, code: str, message: str) -> None:
+        for wish in entry.wishes:
+            self.say(Refuse(wish.request, status, code, message))
+        entry.wishes = []
+
+    def cut_quiet(self, entry: Entry, why: str) -> None:
+        for request in sorted(entry.instance.quiet):
+            self.say(Cut(request, "evicted", why))
+
+    # ------------------------------------------------------------------ lanes
+
+    def lane_open(self, device: str) -> bool:
+        return not self.lanes.get(device)
+
+    def hold_lanes(self, move: Move) -> None:
+        self.moves.append(move)
+        for device in move.lanes:
+            self.lanes.setdefault(device, []).append(move)
+
+    def release_lanes(self, move: Move) -> None:
+        self.moves.remove(move)
+        for device in move.lanes:
+            self.lanes[device].remove(move)
+
+    def move_of(self, entry: Entry) -> Move | None:
+        """The move whose target or victim it is."""
+        return next((move for move in self.moves if move.target is entry or entry.id in move.victims), None)
+
+    # ------------------------------------------------------------------ needs
+
+    def pinned_on(self, device: str, *, besides: Entry) -> int:
+        """MiB of a device that pinned models hold or are owed."""
+        total = 0
+        for entry in self.pinned():
+            if entry is besides:
+                continue
+            held = self.book.of(entry.id).get(device, 0)
+            if entry.state in HOME and not entry.held_off and not entry.quarantined and device in entry.model.devices:
+                held = (entry.need_mib or 0) if len(entry.model.devices) == entry.model.devices_count else 0
+            total += held
+        return total
+
+    def pinned(self) -> list[Entry]:
+        return [entry for entry in self.entries.values() if entry.pinned] if self.pins else []
+
+    def count_pins(self) -> None:
+        self.pins = sum(entry.pinned for entry in self.entries.values())
+
+    def need_on(self, entry: Entry, device: str) -> int:
+        """MiB `entry` needs on `device` when ready; of unknown size, all that is there."""
+        if entry.need_mib is not None:
+            return entry.need_mib
+        return max(1, self.book.pools[device].budget_mib - self.pinned_on(device, besides=entry))
+
+    def required(self, entry: Entry, devices: tuple[str, ...]) -> dict[str, int]:
+        needs = {device: self.need_on(entry, device) for device in devices}
+        if entry.model.host_mib and "ram" in self.book.pools and "ram" not in needs:
+            needs["ram"] = entry.model.host_mib
+        return needs
+
+    def placements(self, entry: Entry) -> list[tuple[str, ...]]:
+        """Every set of devices it could become ready on; a sleeper wakes where it sleeps."""
+        if entry.state is State.ASLEEP:
+            return [entry.instance.devices]
+        names = [name for name in entry.model.devices if name in self.book.pools]
+        count = entry.model.devices_count
+        if count == 1:
+            return [(name,) for name in names]
+        return list(combinations(names, count))
+
+    # ------------------------------------------------------------------ timers
+
+    def wake_at(self, at: float, entry: Entry) -> None:
+        """Look at `entry`'s ladder and back-off at `at`."""
+        if at < entry.ladder_due - EPSILON_S or entry.ladder_due <= self.now:
+            entry.ladder_due = at
+            heapq.heappush(self.due, (at, entry.id))
+
+    def decide_by(self, at: float) -> None:
+        self.decide_at = min(self.decide_at, at)
+
+    def set_timer(self) -> None:
+        at = min(self.due[0][0] if self.due else NEVER, self.decide_at)
+        if at < NEVER and (at < self.timer_at - EPSILON_S or self.timer_at <= self.now):
+            self.timer_at = max(at, self.now)
+            self.say(SetTimer(self.timer_at))
+
+
+def conflicts_of(groups: tuple[Group, ...], models: list[str]) -> dict[str, frozenset[str]]:
+    """Pairs of models that may not be ready together, both ways alike whatever the order they are loaded in."""
+    home = {member: group for group in groups for member in group.members}
+    if not home:
+        return {}
+    pairs: dict[str, set[str]] = {model: set() for model in models}
+    for one, other in combinations(models, 2):
+        if _excludes(home.get(one), home.get(other)):
+            pairs[one].add(other)
+            pairs[other].add(one)
+    return {model: frozenset(others) for model, others in pairs.items() if others}
+
+
+def _excludes(one: Group | None, other: Group | None) -> bool:
+    if one is not None and one is other:
+        return one.swap
+    exclusive = (one is not None and one.exclusive and not (other and other.persistent)) or (
+        other is not None and other.exclusive and not (one and one.persistent)
+    )
+    return exclusive
+
+
+def pools_for(devices: tuple[Device, ...]) -> Book:
+    book = Book()
+    book.replace_devices(devices)
+    return book

@@ -1,0 +1,68 @@
+"""Read-only snapshots of the scheduler, for status and explanation; never used to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .facts import State
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceView:
+    model: str
+    state: State
+    generation: int
+    devices: tuple[str, ...]
+    reserved_mib: Mapping[str, int]
+    measured_mib: Mapping[str, int]
+    host_mib: int
+    in_flight: int
+    since_s: float  # in this state
+    idle_s: float | None  # None while busy or not ready
+    level: int  # sleep level when asleep
+    expected_s: float | None  # until the transition under way ends
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    id: str
+    state: State
+    pinned: bool
+    queued: int
+    oldest_s: float  # age of the oldest waiting request
+    eta_s: float | None  # estimated wait of a request arriving now; None: cannot be said
+    starts: int
+    wakes: int
+    evictions: int
+    failures: int  # in a row
+    backoff_s: float  # left of the back-off; 0 = none
+    quarantined: bool
+    need_mib: int | None
+    need_source: str
+    up_s: float  # learned cost of a cold start
+    last_error: str
+    instances: tuple[InstanceView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    id: str
+    kind: str
+    name: str
+    capacity_mib: int
+    headroom_mib: int
+    reserved_mib: int
+    used_mib: int | None  # None: not measured
+    outside_mib: int
+    holder: str
+    lane: str  # the model whose transition holds the device's lane, or ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    at: float
+    devices: tuple[DeviceView, ...]
+    models: tuple[ModelView, ...]
+    queue_length: int
+    queue_oldest_s: float

@@ -1,0 +1,122 @@
+"""What an engine is, as pure description: how to launch it, when it is ready, what its words mean.
+
+One dialect a file beside this one.  Nothing here touches the machine, except `estimate`, which may read
+the headers of model files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from greenroom.config.model import ModelConfig
+from greenroom.core.facts import Cause, SleepTier
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRef:
+    """A device as an engine must be told of it."""
+
+    id: str  # greenroom's name: gpu0, ram, ...
+    kind: str  # gpu | mig | ram | declared
+    vendor: str = ""  # nvidia | amd | ""
+    uuid: str = ""  # GPU-... or MIG-...
+    index: int | None = None  # bus order
+    total_mib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command ready to be executed: no shell, ports and devices filled in."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]  # on top of the supervisor's own environment
+    host: str
+    port: int
+    stop_argv: tuple[str, ...] = ()  # may hold ${PID}
+    cwd: str | None = None
+    detached: bool = False  # a container client: the engine is not in our process tree
+    secrets: tuple[str, ...] = ()  # values never to be shown (masked in logs and status)
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """How to see that an engine can serve.  Polled by host.probes; also the liveness check afterwards."""
+
+    path: str | None  # None: an open port is enough
+    fallback_paths: tuple[str, ...] = ("/v1/models",)  # tried when `path` answers 404/405
+    headers: tuple[tuple[str, str], ...] = ()  # the engine's own key
+    loading_statuses: frozenset[int] = frozenset({503})
+    base_path: str = ""
+    poll_while_asleep: bool = False
+    warmup_path: str | None = None
+    warmup_body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a model will need, before it was ever measured."""
+
+    device_mib: int | None  # per device; None = cannot be said
+    host_mib: int = 0
+    source: str = "unknown"  # flags | estimated | unknown
+    detail: str = ""  # for `check` and `why`: "weights 4,096 + KV 512 + overhead 300 MiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What an exit meant."""
+
+    cause: Cause
+    summary: str  # one sentence: what, with the telling log line
+    wanted_mib: int | None = None
+    free_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Priors until measured, seconds."""
+
+    up_s: float
+    down_s: float
+    tiers: tuple[SleepTier, ...] = ()
+
+
+class Engine(Protocol):
+    """One dialect, bound to one model's configuration."""
+
+    kind: str  # llama_server | vllm | ...
+    config: ModelConfig
+
+    def launch(self, port: int, devices: Sequence[DeviceRef]) -> Launch: ...
+
+    def readiness(self) -> Readiness: ...
+
+    def estimate(self, devices: Sequence[DeviceRef]) -> Estimate: ...
+
+    def costs(self, estimate: Estimate) -> Costs: ...
+
+    def parallel(self) -> int: ...
+
+    def lone_start(self) -> bool:
+        """It profiles memory while starting: no other start on its device meanwhile."""
+
+    def pinned_devices(self) -> tuple[str, ...]:
+        """UUIDs or indices the operator set by hand in `env`; () = greenroom chooses."""
+
+    def missing(self) -> str:
+        """A sentence when it can never start as configured (no such file, ...), else ""."""
+
+    def is_ready_hint(self, line: str) -> bool:
+        """Whether a log line says that it is about ready: probe at once."""
+
+    def ending(self, exit_code: int | None, log_tail: Sequence[str]) -> Ending: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What makes two launches the same for learned footprints."""
+
+    files: tuple[tuple[str, int, int], ...] = field(default=())  # path, size, mtime_ns
+    argv_digest: str = ""

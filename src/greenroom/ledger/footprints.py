@@ -1,0 +1,176 @@
+"""What models really needed, remembered across restarts: a small SQLite table with a copy in memory.
+
+Reads never touch the disk after the first.  A disk that is broken, full or read-only costs the memory of
+the next restart and one warning, nothing else: serving must not depend on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+ROWS_MAX = 4096
+BUSY_S_MAX = 0.25  # another process writes: wait this long at most
+
+SCHEMA = """
+CREATE TABLE footprints (
+  files TEXT NOT NULL, engine_version TEXT NOT NULL, launch TEXT NOT NULL, device_kind TEXT NOT NULL,
+  device_mib INTEGER, host_mib INTEGER, up_s REAL, down_s REAL, samples INTEGER NOT NULL,
+  used_at REAL NOT NULL,
+  PRIMARY KEY (files, engine_version, launch, device_kind)
+) WITHOUT ROWID
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What makes two launches comparable."""
+
+    files: str  # digest of the model files (path, size, modification time)
+    engine_version: str  # "" when the engine did not tell
+    launch: str  # digest of the command and environment that matter
+    device_kind: str  # gpu name, mig profile, ram ...
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Measured figures; None = not measured yet."""
+
+    device_mib: int | None = None  # per device, when ready and having served
+    host_mib: int | None = None
+    up_s: float | None = None  # cold start
+    down_s: float | None = None  # stop, until the memory was back
+    samples: int = 0  # starts that went into it
+
+
+class Footprints:
+    """Learned figures by key; `path` None keeps them in memory only.  Safe to call from several threads."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, rows_max: int = ROWS_MAX, clock: Callable[[], float] = time.time) -> None:
+        self._path = Path(path) if path is not None else None
+        self._rows_max = rows_max
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: OrderedDict[Key, Learned] = OrderedDict()  # least recently used first
+        self._db: sqlite3.Connection | None = None
+        self._warned = False
+        if self._path is not None:
+            self._open_or_warn(self._path)
+
+    def get(self, key: Key) -> Learned | None:
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+            return self._known.get(key)
+
+    def put(self, key: Key, learned: Learned) -> None:
+        """Remember `learned` in place of what was known; the least recently used row leaves when there are too many."""
+        with self._lock:
+            self._known[key] = learned
+            self._known.move_to_end(key)
+            gone = [self._known.popitem(last=False)[0] for _ in range(len(self._known) - self._rows_max)]
+            try:
+                self._write(key, learned, gone)
+            except sqlite3.Error as fault:
+                self._warn("be written", fault)  # tried again with the next figure: a full disk may be freed
+
+    def close(self) -> None:
+        with self._lock:
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def is_durable(self) -> bool:
+        """False when this run's figures will be forgotten."""
+        return self._db is not None and not self._warned
+
+    def _open_or_warn(self, path: Path) -> None:
+        try:
+            self._open(path)
+        except (sqlite3.Error, OSError) as fault:
+            self._warn("be used", fault)
+
+    def _warn(self, what: str, fault: Exception) -> None:
+        """Once: every further figure would say the same."""
+        if not self._warned:
+            log.warning(
+                "%s cannot %s (%s): learned memory needs and start times are kept in memory only, until the next restart. "
+                "Free or repair the disk, or move the file away to begin a new one",
+                self._path,
+                what,
+                fault,
+            )
+        self._warned = True
+
+    def _open(self, path: Path) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        db = sqlite3.connect(path, timeout=BUSY_S_MAX, isolation_level=None, check_same_thread=False)
+        try:
+            refuse_newer(db)
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=NORMAL")
+            migrate(db)
+            self._load(db)
+        except BaseException:
+            db.close()
+            raise
+        self._db = db
+
+    def _load(self, db: sqlite3.Connection) -> None:
+        """The newest rows into memory; what is beyond the limit is deleted."""
+        with closing(db.execute(SELECT)) as rows:
+            found = [(Key(*row[:4]), Learned(*row[4:])) for row in rows]
+        self._known = OrderedDict(reversed(found[: self._rows_max]))
+        for key, _ in found[self._rows_max :]:
+            db.execute(DELETE, astuple(key))
+
+    def _write(self, key: Key, learned: Learned, gone: list[Key]) -> None:
+        if self._db is None:
+            return
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._db.execute(UPSERT, (*astuple(key), *astuple(learned), self._clock()))
+            self._db.executemany(DELETE, [astuple(one) for one in gone])
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+
+SELECT = (
+    "SELECT files, engine_version, launch, device_kind, device_mib, host_mib, up_s, down_s, samples FROM footprints ORDER BY used_at DESC"
+)
+UPSERT = "INSERT OR REPLACE INTO footprints VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+DELETE = "DELETE FROM footprints WHERE files = ? AND engine_version = ? AND launch = ? AND device_kind = ?"
+
+
+def refuse_newer(db: sqlite3.Connection) -> None:
+    """Raises sqlite3.DatabaseError, before anything is changed, for a file written by a newer greenroom."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise sqlite3.DatabaseError(f"it was written by a newer greenroom: schema {version}, this one reads {SCHEMA_VERSION}")
+
+
+def migrate(db: sqlite3.Connection) -> None:
+    """Bring the file to SCHEMA_VERSION; one transaction, as two processes may open a new file at once."""
+    db.execute("BEGIN IMMEDIATE")
+    if db.execute("PRAGMA user_version").fetchone() == (0,):
+        db.execute(SCHEMA)
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    db.execute("COMMIT")

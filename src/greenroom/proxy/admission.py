@@ -1,0 +1,120 @@
+"""The seam between the data plane and the scheduler's shell: ask, be admitted or refused, report the end.
+
+The data plane never decides.  It asks once per request; answers come as calls on the Waiter, possibly
+before `ask` returns.  Every admission ends by exactly one of `finish` or `lost`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from greenroom.core.facts import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request wants.  `asked_name` is the id or alias the client wrote; `model` the resolved id."""
+
+    model: str
+    asked_name: str
+    path: str
+    client: str = ""  # key name or peer address
+    batch: bool = False
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Where to send the request."""
+
+    model: str
+    host: str  # address of the engine
+    port: int
+    generation: int  # pooled connections belong to (host, port, generation)
+    start: str  # hot | wake | cold
+    waited_ms: int
+    base_path: str = ""  # path prefix of the engine's URL ("" or "/x", no trailing slash)
+    secret_headers: tuple[tuple[bytes, bytes], ...] = ()  # the engine's own key, when it has one
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    status: int
+    code: str
+    message: str
+    retry_after_s: float | None = None
+
+
+class Waiter(Protocol):
+    """What the data plane gives to be called back on; calls come on the event loop's thread."""
+
+    def admitted(self, grant: Grant) -> None: ...
+
+    def refused(self, refusal: Refusal) -> None: ...
+
+    def cut(self, code: str, message: str) -> None:
+        """End the admitted request with an error now, then call `finish(Outcome.CUT)`."""
+
+
+class Ticket(Protocol):
+    """One asked request, until its end."""
+
+    def cancel(self) -> None:
+        """The client left before the admission."""
+
+    def finish(self, outcome: Outcome, status: int, bytes_out: int, first_byte_s: float | None) -> None:
+        """The admitted request ended; `first_byte_s` counts from the admission."""
+
+    def lost(self, why: str) -> None:
+        """No byte came and the engine's connection died: admitted again once, or refused (502)."""
+
+    def quiet(self, is_quiet: bool) -> None:
+        """A tunnel fell silent or spoke again."""
+
+    def alive(self) -> None:
+        """A byte came from the engine (called at most a few times a second)."""
+
+    def progress(self) -> str:
+        """For people, while waiting: `loading, about 12 s` or `queued behind agent-32b, about 40 s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRoute:
+    """What the data plane must know of one model to route and rewrite; replaced as a whole on reload."""
+
+    id: str
+    aliases: tuple[str, ...] = ()
+    engine: str = "generic"  # llama_server | vllm | sglang | tei | generic: which dialect its rerank speaks
+    use_model_name: str | None = None
+    strip_params: tuple[str, ...] = ()
+    set_params: Mapping[str, Any] = field(default_factory=dict)
+    set_params_by_id: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    unlisted: bool = False
+    name: str = ""
+    description: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    keepalive: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Everything the data plane routes by."""
+
+    models: Mapping[str, ModelRoute]  # by id
+    names: Mapping[str, str]  # every id and alias (and setParamsByID key) -> id
+    default_model: str | None = None
+    include_aliases_in_list: bool = False
+    upstream_ignore_paths: tuple[str, ...] = ()
+    created: int = 0  # unix time for listings
+
+
+class Admissions(Protocol):
+    def ask(self, wish: Wish, waiter: Waiter) -> Ticket: ...
+
+    def is_ready(self, model: str) -> bool:
+        """Whether a request would be served without a start (for paths that must not wake a model)."""
+
+    def state_of(self, model: str) -> str:
+        """The model's state, for listings."""

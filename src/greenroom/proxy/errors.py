@@ -1,0 +1,221 @@
+"""Refusals as bytes: a complete HTTP/1.1 answer, or an error event for a stream that has begun.
+
+Every body has OpenAI's shape `{"error": {"message", "type", "param", "code"}}`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from greenroom.proxy.admission import Catalog, Refusal
+
+SHOWN_CHARS_MAX = 120  # of anything a client wrote, when a message repeats it
+RETRY_AFTER_S_MAX = 86_400
+NEAR_NAMES_MAX = 3
+NEAR_LOOKED_AT_MAX = 500  # names compared for "did you mean": a miss must stay cheap however many models there are
+
+REASONS: Mapping[int, bytes] = {
+    100: b"Continue",
+    101: b"Switching Protocols",
+    200: b"OK",
+    201: b"Created",
+    202: b"Accepted",
+    203: b"Non-Authoritative Information",
+    204: b"No Content",
+    205: b"Reset Content",
+    206: b"Partial Content",
+    207: b"Multi-Status",
+    300: b"Multiple Choices",
+    301: b"Moved Permanently",
+    302: b"Found",
+    303: b"See Other",
+    304: b"Not Modified",
+    307: b"Temporary Redirect",
+    308: b"Permanent Redirect",
+    400: b"Bad Request",
+    401: b"Unauthorized",
+    402: b"Payment Required",
+    403: b"Forbidden",
+    404: b"Not Found",
+    405: b"Method Not Allowed",
+    406: b"Not Acceptable",
+    408: b"Request Timeout",
+    409: b"Conflict",
+    410: b"Gone",
+    411: b"Length Required",
+    412: b"Precondition Failed",
+    413: b"Content Too Large",
+    414: b"URI Too Long",
+    415: b"Unsupported Media Type",
+    416: b"Range Not Satisfiable",
+    417: b"Expectation Failed",
+    421: b"Misdirected Request",
+    422: b"Unprocessable Content",
+    424: b"Failed Dependency",
+    425: b"Too Early",
+    426: b"Upgrade Required",
+    428: b"Precondition Required",
+    429: b"Too Many Requests",
+    431: b"Request Header Fields Too Large",
+    499: b"Client Closed Request",
+    500: b"Internal Server Error",
+    501: b"Not Implemented",
+    502: b"Bad Gateway",
+    503: b"Service Unavailable",
+    504: b"Gateway Timeout",
+    505: b"HTTP Version Not Supported",
+    507: b"Insufficient Storage",
+    529: b"Overloaded",
+}
+
+_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    501: "not_supported_error",
+    502: "engine_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+
+_PARAMS: Mapping[str, str] = {
+    "model_not_found": "model",
+    "no_model": "model",
+    "bad_model": "model",
+    "bad_documents": "documents",
+    "bad_query": "query",
+    "bad_top_n": "top_n",
+}
+
+_CHALLENGE = b'WWW-Authenticate: Bearer realm="greenroom"\r\nWWW-Authenticate: Basic realm="greenroom", charset="UTF-8"\r\n'
+
+
+def reason(status: int) -> bytes:
+    """The phrase of a status; ours, never the engine's (it may hold anything)."""
+    return REASONS.get(status, b"Unknown")
+
+
+def error_type(status: int) -> str:
+    return _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
+
+
+def error_body(refusal: Refusal) -> bytes:
+    """The JSON document of a refusal."""
+    error = {
+        "message": refusal.message,
+        "type": error_type(refusal.status),
+        "param": _PARAMS.get(refusal.code),
+        "code": refusal.code,
+    }
+    return msgspec.json.encode({"error": error})
+
+
+def answer(refusal: Refusal, *, head_only: bool = False, keep_alive: bool = True, extra: tuple[bytes, ...] = ()) -> bytes:
+    """A complete HTTP/1.1 response.
+
+    `head_only` for HEAD: the length is told, the body left out.  `extra` are header lines, each complete
+    with its CRLF.  401 carries its challenges, `retry_after_s` becomes whole seconds of at least 1.
+    """
+    body = error_body(refusal)
+    lines = [
+        b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n" % (refusal.status, reason(refusal.status), len(body)),
+        *extra,
+    ]
+    if refusal.status == 401:
+        lines.append(_CHALLENGE)
+    if refusal.retry_after_s is not None:
+        lines.append(b"Retry-After: %d\r\n" % retry_after(refusal.retry_after_s))
+    lines.append(b"\r\n" if keep_alive else b"Connection: close\r\n\r\n")
+    if not head_only:
+        lines.append(body)
+    return b"".join(lines)
+
+
+def retry_after(seconds: float) -> int:
+    """Whole seconds for `Retry-After`: rounded up, between 1 and a day."""
+    if math.isnan(seconds):
+        return 1
+    return max(1, math.ceil(min(seconds, RETRY_AFTER_S_MAX)))
+
+
+def event(refusal: Refusal) -> bytes:
+    """An error as a server-sent event; the blank line before it ends an event that was cut short."""
+    return b"\n\ndata: " + error_body(refusal) + b"\n\n"
+
+
+# ---------------------------------------------------------------------------------------------------- common refusals
+
+
+def shown(text: str) -> str:
+    """What a client wrote, fit to be repeated in a message: short, printable."""
+    cut = text if len(text) <= SHOWN_CHARS_MAX else text[:SHOWN_CHARS_MAX] + "…"
+    return "".join(char if char.isprintable() else "�" for char in cut)
+
+
+def bad_request(code: str, message: str) -> Refusal:
+    return Refusal(400, code, message)
+
+
+def near_names(name: str, catalog: Catalog) -> tuple[str, ...]:
+    """Listed names that look like this one, best first, at most three."""
+    if len(name) > 2 * SHOWN_CHARS_MAX:
+        return ()
+    listed = [known for known, model in catalog.names.items() if not catalog.models[model].unlisted][:NEAR_LOOKED_AT_MAX]
+    folded: dict[str, str] = {known.casefold(): known for known in listed}
+    wanted = name.casefold()
+    close = difflib.get_close_matches(wanted, folded, n=NEAR_NAMES_MAX, cutoff=0.6)
+    if len(wanted) >= 3:
+        close += [known for known in folded if wanted in known and known not in close]
+    return tuple(folded[known] for known in close[:NEAR_NAMES_MAX])
+
+
+def unknown_model(name: str, near: Sequence[str] = ()) -> Refusal:
+    hint = "did you mean " + " or ".join(shown(other) for other in near) + "?" if near else "GET /v1/models lists what is served."
+    return Refusal(404, "model_not_found", f"No model is called {shown(name)}; {hint}")
+
+
+def no_model() -> Refusal:
+    return bad_request(
+        "no_model", "The request names no model and no default is configured; put `model` into the body or `?model=` into the URL."
+    )
+
+
+def bad_key() -> Refusal:
+    return Refusal(
+        401,
+        "bad_key",
+        "The API key is missing or wrong; send it as `Authorization: Bearer KEY` or as `x-api-key`.",
+    )
+
+
+def key_not_allowed(name: str) -> Refusal:
+    return Refusal(403, "key_not_allowed", f"This API key may not use model {shown(name)}; ask for another key or another model.")
+
+
+def not_ready(model: str) -> Refusal:
+    """For paths that must never start a model (page assets)."""
+    return Refusal(409, "not_ready", f"Model {shown(model)} is not loaded and this path does not load it; load the model first.")
+
+
+def body_too_large(limit_bytes: int) -> Refusal:
+    return Refusal(413, "body_too_large", f"The body is larger than the limit of {limit_bytes:,} bytes; send less or raise the limit.")
+
+
+def unknown_route(path: str, near: Sequence[str] = ()) -> Refusal:
+    hint = f"did you mean {' or '.join(near)}?" if near else "other paths of an engine are under /upstream/MODEL/."
+    return Refusal(404, "unknown_route", f"There is nothing at {shown(path)}; {hint}")
+
+
+def method_not_allowed(method: str, path: str, allowed: Sequence[str]) -> Refusal:
+    return Refusal(405, "method_not_allowed", f"{shown(method)} is not possible at {shown(path)}; use {' or '.join(allowed)}.")
+
+
+def engine_control(path: str) -> Refusal:
+    return Refusal(403, "engine_control", f"{shown(path)} steers the engine itself and is never relayed; use /api/models/MODEL/ instead.")

@@ -1,0 +1,857 @@
+"""One request from its head to its end: asks for an admission, sends it to the engine, writes the answer.
+
+Between two phases an exchange only waits to be called: by the scheduler's shell (Waiter), by an engine's
+connection (Sink), by its client, or by the sweep.  `_end` runs exactly once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from enum import IntEnum
+from math import inf
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from . import bodies, errors, listing
+from .admission import Grant, ModelRoute, Refusal, Ticket, Wish
+from .bodies import FormPeek
+from .heads import BODY_METHODS, CONTINUE, DROPPED, LAST_CHUNK, Headers, is_event_stream, request_head, response_head, safe_value, tokens
+from .keys import STRIPPED
+from .limits import KIB, MIB
+from .rerank import RerankPlan
+from .rerank import plan as plan_rerank
+from .spool import Patched, SpoolFile
+from .targets import Kind, Route
+from .tunnel import Tunnel
+from .upstream import CHUNKED, LENGTH, NONE, UNTIL_CLOSE, Body, Key, Upstream
+
+if TYPE_CHECKING:
+    from .server import Client
+
+from greenroom.core.facts import Outcome
+
+log = logging.getLogger(__name__)
+
+
+class Phase(IntEnum):
+    READ = 0  # its head is read; its body may still come
+    ASKING = 1  # inside `Admissions.ask`
+    WAITING = 2  # for an admission
+    CONNECTING = 3  # admitted, no engine connection yet
+    SENT = 4  # the engine has it
+    TUNNEL = 5
+    OVER = 6
+
+
+class Record(NamedTuple):
+    """What there is to know of a request that ended; passed once to the hooks."""
+
+    model: str  # "" when it named none
+    kind: str
+    method: str
+    path: str  # without query
+    client: str  # key name or address
+    status: int  # told to the client; 0: nothing was
+    outcome: str  # an Outcome, or "refused" when no engine saw it
+    start: str  # hot | wake | cold | ""
+    bytes_in: int
+    bytes_out: int
+    waited_ms: int
+    first_byte_s: float | None  # since the admission
+    took_s: float
+
+
+UPGRADE_DROPPED: Final = DROPPED
+KEYS_DROPPED: Final = DROPPED | STRIPPED
+_SSE_HEAD: Final = (b"Content-Type: text/event-stream\r\n", b"Cache-Control: no-cache\r\n", b"X-Accel-Buffering: no\r\n")
+_CHUNKED_LINE: Final = b"Transfer-Encoding: chunked\r\n"
+_CLOSE_LINE: Final = b"Connection: close\r\n"
+_MODEL_LINES_MAX: Final = 4096
+_model_lines: dict[tuple[str, str], bytes] = {}
+
+
+def _start_lines(model: str, start: str) -> bytes:
+    key = (model, start)
+    lines = _model_lines.get(key)
+    if lines is None:
+        if len(_model_lines) >= _MODEL_LINES_MAX:
+            _model_lines.clear()
+        lines = _model_lines[key] = b"X-Greenroom-Model: %b\r\nX-Greenroom-Start: %b\r\n" % (safe_value(model), safe_value(start))
+    return lines
+
+
+class Exchange:
+    """A request and its answer.  Implements `admission.Waiter` and `upstream.Sink`."""
+
+    __slots__ = (
+        "admitted_at",
+        "asked_at",
+        "begun_at",
+        "body",
+        "bytes_out",
+        "client",
+        "collected",
+        "collected_max",
+        "comment_at",
+        "content_type",
+        "deadline_s",
+        "early",
+        "first_byte_s",
+        "form",
+        "framing",
+        "grant",
+        "headers",
+        "heard",
+        "holds_form",
+        "http11",
+        "is_event_stream",
+        "keep",
+        "key",
+        "key_name",
+        "length",
+        "method",
+        "model",
+        "options",
+        "origin",
+        "pending",
+        "phase",
+        "plan",
+        "refusal",
+        "retried",
+        "route",
+        "size",
+        "source",
+        "spool",
+        "status",
+        "stream",
+        "tail",
+        "ticket",
+        "upgrade",
+        "upstream",
+    )
+
+    def __init__(self, client: Client, method: bytes, headers: Headers, route: Route | None, http11: bool) -> None:
+        self.client = client
+        self.method = method
+        self.headers = headers
+        self.route = route  # None: the head itself was refused
+        self.http11 = http11
+        self.keep = False
+        self.refusal: Refusal | None = None
+        self.phase = Phase.READ
+        self.body: bytes | bytearray = b""
+        self.size = 0  # of the body, as it came
+        self.spool: SpoolFile | None = None
+        self.form: FormPeek | None = None
+        self.holds_form = self.origin = self.upgrade = self.stream = self.early = self.retried = self.is_event_stream = self.heard = False
+        self.content_type = b""
+        self.deadline_s: float | None = None
+        self.options: list[bytes] | None = None  # header names that `Connection` limits to this hop
+        self.key_name = ""
+        self.model: ModelRoute | None = None
+        self.plan: RerankPlan | None = None
+        self.ticket: Ticket | None = None
+        self.grant: Grant | None = None
+        self.key: Key | None = None
+        self.upstream: Upstream | None = None
+        self.source: Body | None = None  # what the engine gets, when it differs from what came
+        self.status = self.bytes_out = 0
+        self.framing = NONE
+        self.length: int | None = None
+        self.pending: bytes | None = None  # the answer's head, not yet written
+        self.collected: bytearray | None = None  # an answer that is not relayed as it comes
+        self.collected_max = 0
+        self.tail = b""
+        self.begun_at = client.loop.time()
+        self.asked_at = self.admitted_at = 0.0
+        self.first_byte_s: float | None = None
+        self.comment_at = inf
+
+    # --------------------------------------------------------------------------------------------- the body, as it comes
+
+    def take(self, data: bytes) -> Refusal | None:
+        """Keep a piece of the body; a refusal when it is too much."""
+        server = self.client.server
+        self.size = size = self.size + len(data)
+        spool = self.spool
+        if spool is None and size <= server.spool_after_bytes:
+            return self._take_in_memory(data)
+        if size > self.size_max():
+            return errors.body_too_large(self.size_max())
+        if spool is None:
+            if not self._may_spool(data):
+                return self._take_in_memory(data)
+            spool = self.spool = server.spool.open()
+            if self.holds_form:
+                self.form = FormPeek(self.content_type)
+                self.form.feed(self.body)
+            spool.append(self.body)
+            self._forget_memory()
+        spool.append(data)
+        if self.form is not None:
+            self.form.feed(data)
+        return None
+
+    def size_max(self) -> int:
+        limits = self.client.server.limits
+        return (limits.upload_mib_max if self._may_spool(b"") else limits.json_mib_max) * MIB
+
+    def _may_spool(self, data: bytes) -> bool:
+        """JSON that must be read for its model stays in memory, also where it is labelled as a form."""
+        if self.spool is not None:
+            return True
+        route = self.route
+        if route is not None and route.kind is Kind.INFERENCE:
+            if not self.holds_form:
+                return False
+            return self.content_type[:1] in b"mM" or (self.body or data).lstrip(b" \t\r\n")[:1] != b"{"
+        return True
+
+    def _take_in_memory(self, data: bytes) -> Refusal | None:
+        if not self.body:
+            self.body = data
+            return None
+        stats = self.client.server.stats
+        if isinstance(self.body, bytes):
+            self.body = bytearray(self.body)
+            stats.memory_bytes_now += len(self.body)
+        self.body += data
+        stats.memory_bytes_now += len(data)
+        if stats.memory_bytes_now > self.client.server.memory_bytes_max:
+            message = (
+                f"Bodies under way already hold {self.client.server.limits.memory_mib_max} MiB of memory "
+                "(limits.memory_mib_max): send this one again when they are done."
+            )
+            return Refusal(503, "memory_full", message, retry_after_s=5.0)
+        return None
+
+    def _forget_memory(self) -> None:
+        if isinstance(self.body, bytearray):
+            self.client.server.stats.memory_bytes_now -= len(self.body)
+        self.body = b""
+
+    def _forget_body(self) -> None:
+        self._forget_memory()
+        self.source = None
+        if self.spool is not None:
+            self.spool.close()
+            self.spool = None
+
+    # ----------------------------------------------------------------------------------------------------------- starting
+
+    def start(self) -> None:
+        """Its turn has come and its body is complete."""
+        self.client.server.stats.bytes_in += self.size
+        if self.refusal is not None:
+            self.refuse(self.refusal)
+            return
+        assert self.route is not None
+        try:
+            _STARTS[self.route.kind](self)
+        except bodies.BadBody as exc:
+            self.refuse(exc.refusal)
+
+    def _start_inference(self) -> None:
+        route = self.route
+        assert route is not None
+        name = route.name
+        if self.size or self.method == b"POST":
+            peek = self._peek()
+            name = peek.model or name
+            self.stream = peek.stream
+        self._ask(route, name)
+
+    def _peek(self) -> bodies.Peek:
+        if self.form is not None:
+            self.form.finish()
+            return bodies.Peek(self.form.model, self.form.stream)
+        return bodies.peek(self.body, self.content_type)
+
+    def _start_upstream(self) -> None:
+        assert self.route is not None
+        self._ask(self.route, self.route.name)
+
+    def _ask(self, route: Route, name: str | None) -> None:
+        plane = self.client.server.plane
+        catalog = plane.catalog
+        asked = name or catalog.default_model
+        if asked is None:
+            self.refuse(errors.no_model())
+            return
+        model_id = catalog.names.get(asked)
+        if model_id is None:
+            self.refuse(errors.unknown_model(asked, errors.near_names(asked, catalog)))
+            return
+        model = self.model = catalog.models[model_id]
+        if not route.may_start and not plane.admissions.is_ready(model_id):
+            self.refuse(errors.not_ready(model_id))
+            return
+        if route.kind is Kind.INFERENCE and self.size:
+            self._rewrite(route, model, asked)
+        self.asked_at = self.client.loop.time()
+        if self.stream and model.keepalive and self.http11 and route.kind is Kind.INFERENCE and self.method == b"POST":
+            self.comment_at = self.asked_at + self.client.server.limits.keepalive_after_s
+        self.phase = Phase.ASKING
+        path = route.path.decode("latin-1")
+        client = self.key_name or self.client.peer
+        self.ticket = plane.admissions.ask(Wish(model_id, asked, path, client, deadline_s=self.deadline_s), self)
+        if self.phase is Phase.ASKING:
+            self.phase = Phase.WAITING
+        elif self.phase is Phase.CONNECTING:
+            self._connect()
+
+    def _rewrite(self, route: Route, model: ModelRoute, asked: str) -> None:
+        """Apply the model's filters and its engine's rerank dialect to the body."""
+        if self.form is not None or (self.holds_form and self.body.lstrip(b" \t\r\n")[:1] != b"{"):
+            self._rewrite_form(model, asked)
+            return
+        body = self.body
+        if bodies.needs_rewrite(model, asked):
+            self.source = body = bodies.rewrite_json(body, model, asked)
+        if route.rerank:
+            self.plan = plan_rerank(body, route.path, model.engine)
+            if self.plan is not None:
+                self.source = self.plan.body
+
+    def _rewrite_form(self, model: ModelRoute, asked: str) -> None:
+        if model.use_model_name is None or model.use_model_name == asked:
+            return
+        form = self.form
+        if form is None:
+            form = FormPeek(self.content_type)
+            form.feed(self.body)
+            form.finish()
+        if form.model_span is None:
+            return
+        start, end = form.model_span
+        put = form.replacement(model.use_model_name)
+        if self.spool is not None:
+            self.source = Patched(self.spool, start, end, put)
+        else:
+            self.source = bytes(self.body[:start]) + put + bytes(self.body[end:])
+
+    def _start_models(self) -> None:
+        plane = self.client.server.plane
+        assert self.route is not None
+        name = self.route.name
+        if name is None:
+            self._answer_json(200, listing.models_body(plane.catalog, plane.admissions))
+            return
+        body = listing.model_body(plane.catalog, plane.admissions, name)
+        if body is None:
+            self.refuse(errors.unknown_model(name, errors.near_names(name, plane.catalog)))
+        else:
+            self._answer_json(200, body)
+
+    def _start_health(self) -> None:
+        self._answer_json(200, b'{"status":"ok"}')
+
+    def _start_ready(self) -> None:
+        if self.client.server.plane.ready() and not self.client.server.draining:
+            self._answer_json(200, b'{"status":"ready"}')
+        else:
+            self._answer_json(503, b'{"status":"not ready"}')
+
+    def _start_preflight(self) -> None:
+        assert self.route is not None
+        self._answer(204, self.client.server.plane.guards.preflight(self.headers, control=self.route.control))
+
+    def _start_refused(self) -> None:
+        assert self.route is not None
+        error = self.route.error
+        assert error is not None
+        self.refuse(error)
+
+    def _start_control(self) -> None:
+        assert self.route is not None
+        if self.route.redirect is not None:
+            self.redirect(self.route.redirect)
+            return
+        path = self.client.server.plane.control_socket
+        if path is None:
+            self.refuse(Refusal(503, "no_control", "The control plane is not running here; ask the operator for its address."))
+            return
+        self.key = Key(path, 0, 0)
+        self.phase = Phase.CONNECTING
+        self._connect()
+
+    # ----------------------------------------------------------------------------------------------- the scheduler's word
+
+    def admitted(self, grant: Grant) -> None:
+        """Waiter: send it there."""
+        was = self.phase
+        if was is Phase.OVER:  # the client left while this word was under way
+            assert self.ticket is not None
+            self.ticket.finish(Outcome.CLIENT_GONE, 0, 0, None)
+            return
+        self.grant = grant
+        self.key = Key(grant.host, grant.port, grant.generation)
+        self.admitted_at = self.client.loop.time()
+        self.comment_at = inf
+        self.phase = Phase.CONNECTING
+        if was is not Phase.ASKING:
+            self._guarded(self._connect)
+
+    def refused(self, refusal: Refusal) -> None:
+        """Waiter: not now, or never."""
+        if self.phase is Phase.OVER:
+            return
+        self.ticket = None
+        self._guarded(lambda: self.refuse(refusal))
+
+    def cut(self, code: str, message: str) -> None:
+        """Waiter: end it with an error now."""
+        if self.phase is Phase.OVER:
+            return
+        if self.phase is Phase.TUNNEL:
+            tunnel = self.client.tunnel
+            assert tunnel is not None
+            tunnel.cut(message)
+            return
+        self.client.server.stats.cut += 1
+        self._guarded(lambda: self._fail(Refusal(503, code, message), Outcome.CUT))
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Run a step that was called from outside; a fault of ours ends this exchange, and no other."""
+        try:
+            step()
+        except Exception:
+            log.exception("a request could not be relayed")
+            self.failed()
+
+    def failed(self) -> None:
+        """A fault of ours: 500 when that can still be said."""
+        if self.phase is not Phase.OVER:
+            refusal = Refusal(500, "internal", "Relaying failed for a reason that is greenroom's own fault; its log says more.")
+            self._fail(refusal, Outcome.ENGINE_BROKE)
+
+    # ------------------------------------------------------------------------------------------------------ to the engine
+
+    def _connect(self) -> None:
+        key = self.key
+        assert key is not None
+        pool = self.client.server.pool
+        upstream = None if self.upgrade or self.retried else pool.take(key)
+        if upstream is None:
+            pool.dial(key, self)
+        else:
+            self._send(upstream)
+
+    def _send(self, upstream: Upstream) -> None:
+        self.phase = Phase.SENT
+        self.upstream = upstream
+        grant = self.grant
+        body, size = self._outgoing()
+        control = grant is None
+        assert self.key is not None
+        assert self.route is not None
+        extra = grant.secret_headers if grant is not None else ()
+        dropped = KEYS_DROPPED if not control and (extra or self.client.server.plane.keys.required) else DROPPED
+        if self.options:
+            dropped = dropped | frozenset(self.options)
+        if self.plan is not None or self.early:
+            dropped = dropped | {b"accept-encoding"}  # the answer has to be read, or is inside a stream that has begun
+        path = self.plan.path if self.plan is not None else self.route.path
+        if grant is not None and grant.base_path:
+            path = grant.base_path.encode("latin-1") + path
+        host = self._host_for(control)
+        length = size if size or self.method in BODY_METHODS else None
+        head = request_head(self.method, path, host, self.headers, dropped, length, extra, self.upgrade)
+        is_head = self.method == b"HEAD"
+        upstream.begin(self, head, body, size, is_head=is_head, upgrade=self.upgrade, keeps_cors=control)
+
+    def _host_for(self, control: bool) -> bytes:
+        if control:  # the control plane compares it with Origin
+            return next((value for name, value in self.headers if name == b"host"), b"localhost")
+        assert self.key is not None
+        host = self.key.host
+        return b"%b:%d" % ((f"[{host}]" if ":" in host else host).encode("idna" if not host.isascii() else "ascii"), self.key.port)
+
+    def _outgoing(self) -> tuple[Body, int]:
+        body: Body = self.source if self.source is not None else self.spool if self.spool is not None else self.body
+        return body, len(body) if isinstance(body, (bytes, bytearray)) else body.size
+
+    def connected(self, upstream: Upstream) -> None:
+        """Sink: the connection asked for is open."""
+        if self.phase is not Phase.CONNECTING:
+            upstream.abandon()
+        elif upstream.closed:
+            self.unreachable("it closed the connection at once")
+        else:
+            self._guarded(lambda: self._send(upstream))
+
+    def unreachable(self, why: str) -> None:
+        """Sink: no connection could be opened."""
+        if self.phase is Phase.CONNECTING:
+            self._guarded(lambda: self._lost(why))
+
+    def silent(self, upstream: Upstream, why: str) -> None:
+        """Sink: the connection ended before one byte came.  The body is still held, so it can be sent again."""
+        self.upstream = None
+        if upstream.reused and not self.retried:
+            self.retried = True
+            self.client.server.stats.retried += 1
+            self.phase = Phase.CONNECTING
+            self._guarded(self._connect)
+        else:
+            self._guarded(lambda: self._lost(why))
+
+    def _lost(self, why: str) -> None:
+        if self.ticket is None:
+            self._fail(Refusal(502, "no_answer", f"The control plane does not answer: {why}."), Outcome.ENGINE_BROKE)
+            return
+        self.client.server.stats.returned += 1
+        self.phase = Phase.WAITING
+        self.retried = False
+        self.grant = self.key = None
+        self.ticket.lost(why)
+
+    # ---------------------------------------------------------------------------------------------------- from the engine
+
+    def answered(self, upstream: Upstream) -> None:
+        """Sink: the head of the answer.  It is written together with the first bytes of the body."""
+        if self.grant is not None:
+            self.first_byte_s = self.client.loop.time() - self.admitted_at
+        self.heard = True
+        if upstream.sent:
+            self._forget_body()
+        status = upstream.status
+        if self.early:
+            if status != 200 or not is_event_stream(upstream.content_type) or upstream.encoded:
+                self._collect(self.client.server.limits.error_kib_max * KIB)
+            self.length = upstream.length
+            self.status = status
+            return
+        self.status = status
+        if self.plan is not None:
+            self._collect(self.client.server.limits.translate_mib_max * MIB)
+            return
+        self.is_event_stream = is_event_stream(upstream.content_type)
+        lines = upstream.lines
+        if self.is_event_stream:
+            if not upstream.accel:
+                lines.append(b"X-Accel-Buffering: no\r\n")
+            if not upstream.cache_control:
+                lines.append(b"Cache-Control: no-cache\r\n")
+        self.pending = response_head(status, lines, self._extra(), self._frame(upstream))
+
+    def _frame(self, upstream: Upstream) -> bytes:
+        """Choose how the client is told the end; the lines for it."""
+        framing = upstream.framing
+        line = b""
+        if framing == NONE:
+            if upstream.length is not None and upstream.status != 204:
+                line = b"Content-Length: %d\r\n" % upstream.length
+        elif framing == LENGTH:
+            line = b"Content-Length: %d\r\n" % (upstream.length or 0)
+        elif self.http11:
+            framing = CHUNKED
+            line = _CHUNKED_LINE
+        else:
+            framing = UNTIL_CLOSE
+            self.keep = False
+        self.framing = framing
+        self.length = upstream.length
+        return line + self._connection_line()
+
+    def _connection_line(self) -> bytes:
+        if self.client.server.draining or self.upgrade:
+            self.keep = False
+        if not self.keep:
+            return _CLOSE_LINE
+        return b"" if self.http11 else b"Connection: keep-alive\r\n"
+
+    def _extra(self) -> bytes:
+        grant = self.grant
+        if grant is None:
+            return b""
+        lines = _start_lines(grant.model, grant.start) + b"X-Greenroom-Wait-Ms: %d\r\n" % grant.waited_ms
+        if self.origin:
+            lines += b"".join(self.cors())
+        return lines
+
+    def cors(self) -> tuple[bytes, ...]:
+        if not self.origin:
+            return ()
+        control = self.route is not None and self.route.control
+        return self.client.server.plane.guards.cors(self.headers, control=control)
+
+    def _collect(self, size_max: int) -> None:
+        self.collected = bytearray()
+        self.collected_max = size_max
+
+    def push(self, pieces: list[bytes], done: bool) -> None:
+        """Sink: body bytes of one read; one write to the client."""
+        self.heard = True
+        if self.collected is not None:
+            self._push_collected(pieces, done)
+            return
+        pending = self.pending
+        client = self.client
+        if pending is None and len(pieces) == 1 and not done:  # nearly every chunk of a stream
+            data = pieces[0]
+            size = len(data)
+            client.transport.write(b"%x\r\n%b\r\n" % (size, data) if self.framing == CHUNKED else data)
+        else:
+            out: list[bytes] = []
+            if pending is not None:
+                self.pending = None
+                out.append(pending)
+            size = sum(map(len, pieces))
+            if self.framing == CHUNKED:
+                if size:
+                    out += (b"%x\r\n" % size, *pieces, b"\r\n")
+                if done:
+                    out.append(LAST_CHUNK)
+            elif self.framing != NONE:
+                out += pieces
+            if out:
+                client.transport.write(b"".join(out) if len(out) > 1 else out[0])
+        self.bytes_out += size
+        if pieces and self.is_event_stream:
+            last = pieces[-1]
+            self.tail = last[-4:] if len(last) >= 4 else (self.tail + b"".join(pieces))[-4:]
+        if client.write_paused and not done and self.upstream is not None:
+            self.upstream.hold()
+
+    def _push_collected(self, pieces: list[bytes], done: bool) -> None:
+        collected = self.collected
+        assert collected is not None
+        for piece in pieces:
+            collected += piece
+        if self.early:
+            if done or len(collected) > self.collected_max:
+                del collected[self.collected_max :]
+                if not done:
+                    self._drop_upstream()
+                    self._guarded(self._tell_collected_error)
+        elif len(collected) > self.collected_max:
+            self._drop_upstream()
+            limit = self.client.server.limits.translate_mib_max
+            self._fail(Refusal(502, "engine_broke", f"The engine's answer is larger than {limit} MiB, too large to be translated."), Outcome.ENGINE_BROKE)
+
+    def _tell_collected_error(self) -> None:
+        """The engine refused (or answered no event stream) after the client was told 200: an error event, then a cut."""
+        status = self.status if self.status >= 400 else 502
+        self._fail(Refusal(status, "engine_refused", _engine_message(self.status, bytes(self.collected or b""))), Outcome.ENGINE_BROKE)
+
+    def completed(self) -> None:
+        """Sink: the answer is complete."""
+        if self.phase is Phase.OVER:
+            return
+        self.upstream = None
+        if self.collected is not None:
+            self._guarded(self._tell_collected_error if self.early else self._translate)
+            return
+        self._end(Outcome.OK)
+
+    def _translate(self) -> None:
+        assert self.plan is not None
+        status, body = self.plan.answer(self.status, bytes(self.collected or b""))
+        self.collected = None
+        self._answer_json(status, body)
+
+    def broke(self, why: str) -> None:
+        """Sink: the answer broke off, or was no HTTP."""
+        if self.phase is Phase.OVER:
+            return
+        self.upstream = None
+        self.client.server.stats.engine_broke += 1
+        model = self.grant.model if self.grant is not None else "The control plane"
+        refusal = Refusal(502, "engine_broke", f"The engine of {model} failed: {why}." if self.grant is not None else f"{model} failed: {why}.")
+        self._guarded(lambda: self._fail(refusal, Outcome.ENGINE_BROKE))
+
+    def switched(self, upstream: Upstream, early: bytes) -> None:
+        """Sink: the engine accepted the upgrade; both connections become a tunnel."""
+        self._guarded(lambda: self._open_tunnel(upstream, early))
+
+    def _open_tunnel(self, upstream: Upstream, early: bytes) -> None:
+        self.phase = Phase.TUNNEL
+        self.upstream = None
+        self.status = 101
+        self.first_byte_s = self.client.loop.time() - self.admitted_at
+        framing = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+        self.client.transport.write(response_head(101, upstream.lines, self._extra(), framing))
+        Tunnel(self.client, self, upstream, early)
+
+    # ------------------------------------------------------------------------------------------------------------ waiting
+
+    def tick(self, now: float) -> None:
+        """Called by the sweep while this exchange is the client's active one."""
+        if self.heard:
+            self.heard = False
+            if self.ticket is not None and self.phase in (Phase.SENT, Phase.TUNNEL):
+                self.ticket.alive()
+        if now >= self.comment_at and self.phase is Phase.WAITING:
+            self._comment(now)
+
+    def _comment(self, now: float) -> None:
+        assert self.ticket is not None
+        self.comment_at = now + self.client.server.limits.keepalive_every_s
+        if self.client.write_paused:
+            return
+        head = b""
+        if not self.early:
+            self.early = self.is_event_stream = True
+            self.framing = CHUNKED
+            self.keep = self.keep and not self.client.server.draining
+            assert self.model is not None
+            extra = b"X-Greenroom-Model: %b\r\n" % safe_value(self.model.id) + b"".join(self.cors())
+            head = response_head(200, _SSE_HEAD, extra, _CHUNKED_LINE + (b"" if self.keep else _CLOSE_LINE))
+            self.status = 200
+        text = " ".join(self.ticket.progress().split())[:200] or "waiting"
+        comment = b": %b\n\n" % text.encode("utf-8", "replace")
+        self.tail = b"\n\n"
+        self.bytes_out += len(comment)
+        self.client.transport.write(head + b"%x\r\n%b\r\n" % (len(comment), comment))
+
+    def probe(self) -> bytes | None:
+        """Bytes that tell a half-closed client from one that left, and that a client does not see; None: not now."""
+        if self.phase is Phase.TUNNEL or not self.http11:
+            return None
+        if not self.early and (self.pending is not None or not self.status):
+            return CONTINUE
+        if self.is_event_stream and self.framing == CHUNKED and self.tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")):
+            return b"3\r\n:\n\n\r\n"
+        return None
+
+    # ------------------------------------------------------------------------------------------------------------ endings
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer with an error of ours, where no engine has it."""
+        self.client.server.stats.refused += 1
+        self._fail(refusal, None)
+
+    def redirect(self, location: bytes) -> None:
+        status = 301 if self.method in (b"GET", b"HEAD") else 308
+        head = response_head(status, (b"Location: %b\r\n" % location, b"Content-Length: 0\r\n"), b"".join(self.cors()), self._connection_line())
+        self._answer(status, head)
+
+    def _answer_json(self, status: int, body: bytes) -> None:
+        framing = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body) + self._connection_line()
+        extra = self._extra() if self.grant is not None else b"".join(self.cors())
+        head = response_head(status, (), extra, framing)
+        self.bytes_out += len(body)
+        self._answer(status, head if self.method == b"HEAD" else head + body)
+
+    def _answer(self, status: int, answer: bytes) -> None:
+        """A complete answer of our own."""
+        self.status = status
+        self.client.transport.write(answer)
+        self._end(Outcome.OK)
+
+    def _fail(self, refusal: Refusal, outcome: Outcome | None) -> None:
+        """Tell the client as well as its state allows; never a clean end once a head is out.  `outcome` None: refused."""
+        if self.phase is Phase.OVER:
+            return
+        client = self.client
+        if self.early or (self.status and self.pending is None and self.collected is None):
+            if self.is_event_stream:
+                event = errors.event(refusal)
+                self.bytes_out += len(event)
+                client.transport.write(b"%x\r\n%b\r\n" % (len(event), event) if self.framing == CHUNKED else event)
+            self.keep = False
+            self._drop_upstream()
+            client.cut_short(reset=self.framing == UNTIL_CLOSE)
+        else:
+            self.status = refusal.status
+            self.keep = self.keep and not client.server.draining
+            extra = self.cors()
+            if self.route is not None and self.route.allow:
+                extra = (*extra, b"Allow: %b\r\n" % self.route.allow)
+            keep = self.keep and (self.http11 or False)
+            self.keep = keep
+            client.transport.write(errors.answer(refusal, head_only=self.method == b"HEAD", keep_alive=keep, extra=extra))
+        self._end(outcome)
+
+    def _drop_upstream(self) -> None:
+        upstream, self.upstream = self.upstream, None
+        if upstream is not None:
+            upstream.abandon()
+
+    def gone(self) -> None:
+        """The client left."""
+        if self.phase is Phase.OVER:
+            return
+        self.client.server.stats.client_gone += 1
+        if self.phase in (Phase.ASKING, Phase.WAITING):
+            ticket, self.ticket = self.ticket, None
+            self._end(None)
+            self.ticket = ticket  # an admission may be under way
+            if ticket is not None:
+                ticket.cancel()
+            return
+        self._end(Outcome.CLIENT_GONE)
+
+    def tunnel_ended(self, outcome: Outcome, bytes_out: int) -> None:
+        self.bytes_out = bytes_out
+        self._end(outcome)
+
+    def _end(self, outcome: Outcome | None) -> None:
+        """The one end.  `outcome` None: refused, or left before an admission."""
+        admitted = self.phase in (Phase.CONNECTING, Phase.SENT, Phase.TUNNEL)
+        self.phase = Phase.OVER
+        self._drop_upstream()
+        self._forget_body()
+        client = self.client
+        server = client.server
+        server.stats.finished += 1
+        server.stats.bytes_out += self.bytes_out
+        self.comment_at = inf
+        ticket = self.ticket
+        if ticket is not None and admitted:
+            ticket.finish(outcome or Outcome.OK, self.status, self.bytes_out, self.first_byte_s)
+        server.report(self, "refused" if outcome is None else outcome.value)
+        client.finished(self)
+
+    def record(self, outcome: str, now: float) -> Record:
+        grant = self.grant
+        route = self.route
+        return Record(
+            model=self.model.id if self.model is not None else "",
+            kind=route.kind.value if route is not None else "",
+            method=self.method.decode("ascii"),
+            path=route.path.partition(b"?")[0].decode("latin-1") if route is not None else "",
+            client=self.key_name or self.client.peer,
+            status=self.status,
+            outcome=outcome,
+            start=grant.start if grant is not None else "",
+            bytes_in=self.size,
+            bytes_out=self.bytes_out,
+            waited_ms=grant.waited_ms if grant is not None else 0,
+            first_byte_s=self.first_byte_s,
+            took_s=now - self.begun_at,
+        )
+
+
+_STARTS: Final = {
+    Kind.INFERENCE: Exchange._start_inference,
+    Kind.UPSTREAM: Exchange._start_upstream,
+    Kind.MODELS: Exchange._start_models,
+    Kind.HEALTH: Exchange._start_health,
+    Kind.READY: Exchange._start_ready,
+    Kind.CONTROL: Exchange._start_control,
+    Kind.PREFLIGHT: Exchange._start_preflight,
+    Kind.NOT_FOUND: Exchange._start_refused,
+    Kind.METHOD_NOT_ALLOWED: Exchange._start_refused,
+}
+
+
+def connection_options(value: bytes) -> list[bytes]:
+    """Header names a `Connection` value limits to this hop."""
+    return [token for token in tokens(value) if token and token not in (b"close", b"keep-alive", b"upgrade")]
+
+
+def _engine_message(status: int, body: bytes) -> str:
+    """What an engine said, for people."""
+    try:
+        said = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        said = None
+    error = said.get("error") if isinstance(said, dict) else None
+    text = error.get("message") if isinstance(error, dict) else error
+    if not isinstance(text, str):
+        text = body.decode("utf-8", "replace")
+    return f"The engine answered {status}: {' '.join(text.split())[:2000] or 'nothing'}"

@@ -1,0 +1,145 @@
+"""Heads are never forwarded as they came: this module takes them apart and builds new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from enum import IntEnum
+from typing import Final
+from urllib.parse import quote_from_bytes
+
+from .errors import reason
+
+Headers = list[tuple[bytes, bytes]]  # (lower-case name, value without blanks around it), in order
+
+METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
+BODY_METHODS: Final = frozenset((b"POST", b"PUT", b"PATCH"))  # always sent upstream with an explicit length
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
+
+NAMES_CACHED_MAX: Final = 512  # clients choose names, so the cache of spellings is bounded
+
+
+class Mark(IntEnum):
+    """Headers that mean something to the relay; PLAIN ones only pass."""
+
+    PLAIN = 0
+    CONTENT_LENGTH = 1
+    TRANSFER_ENCODING = 2
+    HOST = 3
+    CONNECTION = 4
+    UPGRADE = 5
+    EXPECT = 6
+    CONTENT_TYPE = 7
+    CONTENT_ENCODING = 8
+    DEADLINE = 9
+    CACHE_CONTROL = 10
+    ACCEL = 11
+    CORS = 12
+    KEEP_ALIVE = 13
+    HOP = 14
+    ORIGIN = 15
+
+
+_MARKS: Final = {
+    b"content-length": Mark.CONTENT_LENGTH,
+    b"transfer-encoding": Mark.TRANSFER_ENCODING,
+    b"host": Mark.HOST,
+    b"connection": Mark.CONNECTION,
+    b"upgrade": Mark.UPGRADE,
+    b"expect": Mark.EXPECT,
+    b"content-type": Mark.CONTENT_TYPE,
+    b"content-encoding": Mark.CONTENT_ENCODING,
+    b"x-greenroom-deadline-ms": Mark.DEADLINE,
+    b"cache-control": Mark.CACHE_CONTROL,
+    b"x-accel-buffering": Mark.ACCEL,
+    b"origin": Mark.ORIGIN,
+    b"keep-alive": Mark.KEEP_ALIVE,
+    b"proxy-connection": Mark.HOP,
+    b"te": Mark.HOP,
+    b"trailer": Mark.HOP,
+    b"http2-settings": Mark.HOP,
+    b"proxy-authenticate": Mark.HOP,
+    b"proxy-authorization": Mark.HOP,
+    b"content_length": Mark.HOP,  # some servers fold `_` into `-`
+    b"transfer_encoding": Mark.HOP,
+    b"x-greenroom-model": Mark.HOP,
+    b"x-greenroom-start": Mark.HOP,
+    b"x-greenroom-wait-ms": Mark.HOP,
+}
+
+# Never sent to an engine: they belong to one connection, or are written anew.
+DROPPED: Final = frozenset(name for name, mark in _MARKS.items() if mark in (1, 2, 3, 4, 5, 6, 9, 13, 14))
+
+_seen: dict[bytes, tuple[bytes, int]] = {}
+
+
+def known_name(name: bytes) -> tuple[bytes, int]:
+    """(lower-case name, Mark) of a header name as spelled on the wire."""
+    known = _seen.get(name)
+    if known is None:
+        lower = name.lower()
+        mark = _MARKS.get(lower, Mark.CORS if lower.startswith(b"access-control-") else Mark.PLAIN)
+        known = (lower, int(mark))
+        if len(_seen) < NAMES_CACHED_MAX and len(name) <= 64:
+            _seen[name] = known
+    return known
+
+
+def tokens(value: bytes) -> list[bytes]:
+    """The lower-case members of a comma-separated header value."""
+    return [token.strip(b" \t").lower() for token in value.split(b",")]
+
+
+def request_head(
+    method: bytes,
+    path: bytes,
+    host: bytes,
+    headers: Headers,
+    dropped: Collection[bytes],
+    length: int | None,
+    extra: Sequence[tuple[bytes, bytes]] = (),
+    upgrade: bool = False,
+) -> bytes:
+    """A request head with exactly one framing: `length`, or none at all."""
+    parts = [method, b" ", path, b" HTTP/1.1\r\nHost: ", host, b"\r\n"]
+    for name, value in headers:
+        if name not in dropped:
+            parts += (name, b": ", value, b"\r\n")
+    for name, value in extra:
+        parts += (name, b": ", value, b"\r\n")
+    if upgrade:
+        parts.append(b"Connection: Upgrade\r\nUpgrade: websocket\r\n")
+    if length is not None:
+        parts.append(b"Content-Length: %d\r\n" % length)
+    parts.append(b"\r\n")
+    return b"".join(parts)
+
+
+def response_head(status: int, lines: Iterable[bytes], extra: bytes, framing: bytes) -> bytes:
+    """`lines`, `extra` and `framing` are complete header lines."""
+    return b"".join((b"HTTP/1.1 %d %b\r\n" % (status, reason(status)), *lines, extra, framing, b"\r\n"))
+
+
+def safe_value(text: str) -> bytes:
+    """`text` as a header value: as it is when it is printable ASCII, else percent-encoded as UTF-8."""
+    if text.isascii() and text.isprintable():
+        return text.encode("ascii")
+    return quote_from_bytes(text.encode("utf-8", "surrogatepass"), safe="/:+@ ").encode("ascii")
+
+
+def keep_alive_s(value: bytes) -> float | None:
+    """The time-out in a `Keep-Alive: timeout=5, max=100` value."""
+    for token in tokens(value):
+        if token.startswith(b"timeout=") and token[8:].isdigit():
+            return float(token[8:13])
+    return None
+
+
+def is_event_stream(content_type: bytes) -> bool:
+    return content_type[:17].lower() == b"text/event-stream"
+
+
+def is_form(content_type: bytes) -> bool:
+    kind = content_type.partition(b";")[0].strip().lower()
+    return kind in (b"multipart/form-data", b"application/x-www-form-urlencoded")

@@ -1,0 +1,194 @@
+"""Learned footprints: remembered across restarts, never in the way of serving."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from greenroom.ledger.footprints import SCHEMA_VERSION, Footprints, Key, Learned
+
+CHAT = Key(files="aa11", engine_version="b4321", launch="ff00", device_kind="H100")
+EMBED = Key(files="bb22", engine_version="", launch="ff00", device_kind="ram")
+LEARNED = Learned(device_mib=4300, host_mib=120, up_s=3.25, down_s=0.4, samples=3)
+
+
+def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
+    """All figures come back, and an unknown key is None."""
+    first = Footprints(tmp_path / "state" / "ledger.sqlite")
+    first.put(CHAT, LEARNED)
+    first.put(EMBED, Learned(up_s=0.5))
+    first.close()
+
+    second = Footprints(tmp_path / "state" / "ledger.sqlite")
+
+    assert second.get(CHAT) == LEARNED
+    assert second.get(EMBED) == Learned(up_s=0.5)
+    assert second.get(Key("aa11", "b4322", "ff00", "H100")) is None
+    assert second.is_durable
+    second.close()
+
+
+def test_the_newest_figures_win(tmp_path: Path) -> None:
+    """A second put of the same key replaces the row."""
+    book = Footprints(tmp_path / "ledger.sqlite")
+    book.put(CHAT, LEARNED)
+    book.put(CHAT, Learned(device_mib=5000, samples=4))
+    book.close()
+
+    again = Footprints(tmp_path / "ledger.sqlite")
+    assert again.get(CHAT) == Learned(device_mib=5000, samples=4)
+    assert len(again) == 1
+    again.close()
+
+
+def test_the_file_is_private(tmp_path: Path) -> None:
+    """Nobody else reads which models are used: 0600 in a 0700 folder."""
+    book = Footprints(tmp_path / "state" / "ledger.sqlite")
+    book.put(CHAT, LEARNED)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "state").iterdir()}
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+    assert set(modes.values()) == {0o600}
+    book.close()
+
+
+def test_rows_are_bounded_and_the_least_used_leaves(tmp_path: Path) -> None:
+    """With room for three, the fourth key pushes out the one not used for longest, on disk as well."""
+    book = Footprints(tmp_path / "ledger.sqlite", rows_max=3)
+    keys = [Key(f"f{n}", "", "l", "ram") for n in range(4)]
+    for key in keys[:3]:
+        book.put(key, LEARNED)
+    assert book.get(keys[0]) == LEARNED  # used: stays
+    book.put(keys[3], LEARNED)
+    book.close()
+
+    again = Footprints(tmp_path / "ledger.sqlite")
+    assert [again.get(key) is not None for key in keys] == [True, False, True, True]
+    again.close()
+
+
+def test_a_file_with_too_many_rows_is_cut_to_the_newest(tmp_path: Path) -> None:
+    """A lower limit than the run before keeps the newest rows."""
+    ticks = iter(range(100))
+    book = Footprints(tmp_path / "ledger.sqlite", clock=lambda: float(next(ticks)))
+    keys = [Key(f"f{n}", "", "l", "ram") for n in range(5)]
+    for key in keys:
+        book.put(key, LEARNED)
+    book.close()
+
+    again = Footprints(tmp_path / "ledger.sqlite", rows_max=2)
+    assert [again.get(key) is not None for key in keys] == [False, False, False, True, True]
+    again.close()
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
+        assert db.execute("SELECT count(*) FROM footprints").fetchone() == (2,)
+    db.close()
+
+
+def test_without_a_path_it_lives_in_memory() -> None:
+    """`None` is a lawful path: nothing is written, everything else works."""
+    book = Footprints(None)
+    book.put(CHAT, LEARNED)
+    assert book.get(CHAT) == LEARNED
+    assert not book.is_durable
+    book.close()
+
+
+def broken_file(folder: Path) -> Path:
+    path = folder / "ledger.sqlite"
+    path.write_bytes(b"this is no database, however often one reads it\n" * 200)
+    return path
+
+
+def folder_in_the_way(folder: Path) -> Path:
+    path = folder / "ledger.sqlite"
+    path.mkdir()
+    return path
+
+
+def file_as_parent(folder: Path) -> Path:
+    (folder / "state").write_text("a file")
+    return folder / "state" / "ledger.sqlite"
+
+
+def newer_schema(folder: Path) -> Path:
+    path = folder / "ledger.sqlite"
+    db = sqlite3.connect(path)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    db.close()
+    return path
+
+
+@pytest.mark.parametrize("spoil", [broken_file, folder_in_the_way, file_as_parent, newer_schema])
+def test_a_file_that_cannot_be_used_costs_one_warning_and_no_service(
+    spoil: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Figures are kept in memory, the warning says what to do, and the file is left as it was."""
+    assert callable(spoil)
+    path = spoil(tmp_path)
+    before = path.read_bytes() if path.is_file() else None
+
+    with caplog.at_level(logging.WARNING):
+        book = Footprints(path)
+        book.put(CHAT, LEARNED)
+        book.put(EMBED, LEARNED)
+
+    assert book.get(CHAT) == LEARNED
+    assert not book.is_durable
+    assert len(caplog.records) == 1
+    assert "kept in memory only" in caplog.text
+    assert str(path) in caplog.text
+    assert (path.read_bytes() if path.is_file() else None) == before
+    book.close()
+
+
+def test_a_disk_that_fails_later_is_warned_about_once_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """While another process holds the file, figures stay in memory; the next ones are written again."""
+    book = Footprints(tmp_path / "ledger.sqlite")
+    other = sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with caplog.at_level(logging.WARNING):
+        book.put(CHAT, LEARNED)
+        book.put(CHAT, LEARNED)
+    assert len(caplog.records) == 1
+    assert not book.is_durable
+    other.execute("ROLLBACK")
+    other.close()
+    book.put(EMBED, LEARNED)
+    book.close()
+
+    again = Footprints(tmp_path / "ledger.sqlite")
+    assert again.get(EMBED) == LEARNED
+    assert again.get(CHAT) is None
+    again.close()
+
+
+def test_a_read_only_file_system_degrades_to_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No permission to write is no reason not to serve."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("greenroom.ledger.footprints.os.open", refuse)
+    book = Footprints(tmp_path / "ledger.sqlite")
+    monkeypatch.undo()
+    book.put(CHAT, LEARNED)
+    assert book.get(CHAT) == LEARNED
+    assert not book.is_durable
+    book.close()
+
+
+def test_two_processes_opening_a_new_file_agree(tmp_path: Path) -> None:
+    """The schema is made once; both can write."""
+    one, two = Footprints(tmp_path / "ledger.sqlite"), Footprints(tmp_path / "ledger.sqlite")
+    one.put(CHAT, LEARNED)
+    two.put(EMBED, LEARNED)
+    one.close()
+    two.close()
+    again = Footprints(tmp_path / "ledger.sqlite")
+    assert (again.get(CHAT), again.get(EMBED)) == (LEARNED, LEARNED)
+    again.close()

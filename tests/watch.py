@@ -1,0 +1,443 @@
+"""The invariants of the scheduler, checked from outside.
+
+Built only from the events that go in and the actions that come out; nothing of the scheduler is read, except that its
+public view is compared.  Where the truth depends on what the core has learned, the lowest value it could defend is used,
+so a broken check is always a real fault.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from greenroom.core.facts import (
+    Action,
+    Admit,
+    Cause,
+    Cut,
+    Device,
+    Done,
+    Event,
+    InstanceReported,
+    MemoryMeasured,
+    Model,
+    Operation,
+    OperatorAsked,
+    Outcome,
+    Priority,
+    Refuse,
+    RequestArrived,
+    RequestCancelled,
+    RequestFinished,
+    RequestLost,
+    RequestQuiet,
+    SetTimer,
+    Setup,
+    SetupChanged,
+    ShutdownAsked,
+    Sleep,
+    Start,
+    State,
+    Stop,
+    Ticked,
+    Verify,
+    Wake,
+)
+from greenroom.core.views import View
+
+RAM = "ram"
+ADMISSIONS_MAX = 2  # one transparent retry
+SAME_INSTANT_MAX = 2000
+OPERATOR_S_MAX = 3600.0
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
+def must(holds: bool, why: str) -> None:
+    if not holds:
+        raise Broken(why)
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request, from arrival to its one end."""
+
+    id: int
+    model: str
+    priority: Priority
+    arrived_at: float
+    order: int
+    admissions: int = 0
+    cut: bool = False
+    quiet_since: float | None = None
+
+
+@dataclass(slots=True)
+class Kept:
+    """One instance as its reports tell."""
+
+    state: State = State.STOPPED
+    generation: int = 0
+    devices: tuple[str, ...] = ()
+    reserved: dict[str, int] = field(default_factory=dict)
+    measured: dict[str, int] = field(default_factory=dict)
+    residue: dict[str, int] = field(default_factory=dict)
+    level: int = 0
+    waking_beside: bool = False
+
+    def holds_mib(self, device: str) -> int:
+        """The least a truthful book has for it on this device now."""
+        if device not in self.devices:
+            return 0
+        match self.state:
+            case State.STOPPED:
+                return 0
+            case State.STARTING:
+                return self.reserved.get(device, 0)
+            case State.ASLEEP:
+                return self.residue.get(device, 0)
+            case _:
+                return self.measured.get(device, self.reserved.get(device, 0))
+
+
+class Watch:
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.models: dict[str, Model] = {m.id: m for m in setup.models}
+        self.devices: dict[str, Device] = {d.id: d for d in setup.devices}
+        self.kept: dict[str, Kept] = {m.id: Kept() for m in setup.models}
+        self.waiting: dict[int, Asked] = {}
+        self.flying: dict[int, Asked] = {}
+        self.ended: set[int] = set()
+        self.wishes: dict[int, OperatorAsked] = {}
+        self.pinned: set[str] = {m.id for m in setup.models if m.pinned}
+        self.may_leave: dict[str, str] = {}  # pinned models that may leave, and why
+        self.forced: set[str] = set()
+        self.outside: dict[str, deque[int]] = {}
+        self.unkillable: dict[str, dict[str, int]] = {}  # model -> device -> MiB that never came back
+        self.shutdown: ShutdownAsked | None = None
+        self.now = 0.0
+        self.at_once = 0
+        self.arrivals = 0
+        self.refused = self.admitted = self.starts = self.moves = self.cuts = 0
+
+    # ---------------------------------------------------------------------------------------------------------- events
+
+    def saw(self, event: Event) -> None:
+        must(event.at >= self.now, "the world went back in time")
+        self.at_once = self.at_once + 1 if event.at == self.now else 0
+        must(self.at_once < SAME_INSTANT_MAX, "time does not pass: the scheduler asks for the same instant again and again")
+        self.now = event.at
+        match event:
+            case RequestArrived():
+                model = self.models.get(event.model)
+                priority = event.priority or (model.priority if model else Priority.INTERACTIVE)
+                self.arrivals += 1
+                self.waiting[event.request] = Asked(event.request, event.model, priority, event.at, self.arrivals)
+            case RequestCancelled():
+                if self.waiting.pop(event.request, None):
+                    self.ended.add(event.request)
+            case RequestFinished():
+                self.flying.pop(event.request)
+                self.ended.add(event.request)
+            case RequestLost():
+                lost = self.flying.pop(event.request)
+                lost.quiet_since = None
+                if lost.cut:
+                    self.ended.add(event.request)
+                else:
+                    self.waiting[event.request] = lost
+            case RequestQuiet():
+                self.flying[event.request].quiet_since = event.at if event.quiet else None
+            case InstanceReported():
+                self._reported(event)
+            case MemoryMeasured():
+                self._measured(event)
+            case OperatorAsked():
+                self.wishes[event.request] = event
+                if event.operation in (Operation.UNLOAD, Operation.SLEEP, Operation.UNPIN):
+                    self.may_leave[event.model] = event.operation
+                    if event.force:
+                        self.forced.add(event.model)
+                if event.operation is Operation.UNPIN:
+                    self.pinned.discard(event.model)
+            case SetupChanged():
+                self._changed(event.setup)
+            case ShutdownAsked():
+                self.shutdown = event
+            case Ticked():
+                pass
+
+    def _reported(self, report: InstanceReported) -> None:
+        kept = self.kept.get(report.model)
+        if kept is None or report.generation != kept.generation or kept.state is State.STOPPED:
+            return
+        if report.state is State.READY and kept.state in (State.STARTING, State.WAKING, State.READY):
+            kept.state = State.READY
+            kept.measured = {d: m for d, m in report.measured_mib.items() if d in kept.devices}
+            if report.host_mib is not None and RAM in kept.devices and RAM not in report.measured_mib:
+                kept.measured[RAM] = report.host_mib
+        elif report.state is State.ASLEEP and kept.state is State.GOING_TO_SLEEP:
+            kept.state = State.ASLEEP
+            kept.level = report.level
+            kept.residue = dict(report.measured_mib)
+        elif report.state is State.STOPPED:
+            if report.cause is Cause.UNKILLABLE:
+                self.unkillable[report.model] = {d: kept.holds_mib(d) for d in kept.devices}
+            kept.state = State.STOPPED
+
+    def _measured(self, sample: MemoryMeasured) -> None:
+        if sample.device not in self.devices:
+            return
+        kept_samples = self.setup.policy.outside_samples
+        outside = self.outside.setdefault(sample.device, deque(maxlen=kept_samples))
+        outside.append(sample.used_mib - sum(sample.own_mib.values()))
+        for model, mib in sample.own_mib.items():
+            kept = self.kept.get(model)
+            if kept and kept.state in (State.READY,) and sample.device in kept.devices:
+                kept.measured[sample.device] = mib
+
+    def _changed(self, setup: Setup) -> None:
+        before = self.models
+        self.setup = setup
+        self.models = {m.id: m for m in setup.models}
+        self.devices = {d.id: d for d in setup.devices}
+        for model in setup.models:
+            self.kept.setdefault(model.id, Kept())
+            old = before.get(model.id)
+            if old is None or old.pinned != model.pinned:
+                (self.pinned.add if model.pinned else self.pinned.discard)(model.id)
+            if old is not None and old.digest != model.digest:
+                self.may_leave[model.id] = "its definition changed"
+        for gone in before.keys() - self.models.keys():
+            self.may_leave[gone] = "it was removed"
+            self.pinned.discard(gone)
+
+    # --------------------------------------------------------------------------------------------------------- actions
+
+    def check(self, action: Action) -> None:
+        match action:
+            case Admit():
+                self._admit(action)
+            case Refuse():
+                self._refuse(action)
+            case Done():
+                wish = self.wishes.pop(action.request, None)
+                must(wish is not None, f"Done for {action.request}, which nobody asked for")
+                assert wish is not None
+                if wish.operation is Operation.PIN and wish.model in self.models:
+                    self.pinned.add(wish.model)
+                    self.may_leave.pop(wish.model, None)
+            case Cut():
+                self._cut(action)
+            case Start():
+                self._start(action)
+            case Wake():
+                self._wake(action)
+            case Sleep():
+                kept = self._leaves(action.model, action.generation, "sleep")
+                must(kept.state is State.READY, f"{action.model} is told to sleep while {kept.state}")
+                tiers = {t.level for t in self._definition(action.model).sleep} if action.model in self.models else {action.level}
+                must(action.level in tiers, f"{action.model} cannot sleep at level {action.level}")
+                kept.state = State.GOING_TO_SLEEP
+            case Stop():
+                kept = self._leaves(action.model, action.generation, "stop")
+                must(kept.state not in (State.STOPPED, State.STOPPING), f"{action.model} is stopped while {kept.state}")
+                must(bool(action.reason), f"{action.model} is stopped without a reason")
+                kept.state = State.STOPPING
+            case Verify():
+                kept = self.kept[action.model]
+                must(action.generation <= kept.generation, f"{action.model}: an instance that never was is to be verified")
+            case SetTimer():
+                must(action.at == action.at, "the timer is not a number")
+
+    def _definition(self, model: str) -> Model:
+        return self.models[model]
+
+    def _admit(self, action: Admit) -> None:
+        asked = self.waiting.pop(action.request, None)
+        must(asked is not None, f"request {action.request} is admitted but does not wait")
+        assert asked is not None
+        must(asked.model == action.model, f"request {action.request} is admitted to {action.model}, it asked for {asked.model}")
+        kept = self.kept[action.model]
+        must(kept.state is State.READY, f"request {action.request} is admitted to {action.model}, which is {kept.state}")
+        must(kept.generation == action.generation, f"request {action.request} is admitted to generation {action.generation}")
+        must(action.start in ("hot", "wake", "cold"), f"start {action.start!r}")
+        asked.admissions += 1
+        must(asked.admissions <= ADMISSIONS_MAX, f"request {action.request} is admitted {asked.admissions} times")
+        parallel = self._definition(action.model).parallel
+        must(self._flying_of(action.model) < parallel, f"{action.model} has more than {parallel} requests in flight")
+        for other in self.waiting.values():
+            if other.model == asked.model and other.priority == asked.priority:
+                must(other.order > asked.order, f"request {asked.id} overtakes {other.id}, which asked {asked.model} earlier")
+        self.flying[action.request] = asked
+        self.admitted += 1
+
+    def _flying_of(self, model: str) -> int:
+        return sum(1 for a in self.flying.values() if a.model == model)
+
+    def _refuse(self, action: Refuse) -> None:
+        wish = self.wishes.pop(action.request, None)
+        if wish is None:
+            must(self.waiting.pop(action.request, None) is not None, f"request {action.request} is refused but does not wait")
+            self.ended.add(action.request)
+            self.refused += 1
+        must(400 <= action.status <= 599, f"status {action.status}")
+        must(bool(action.code) and bool(action.message), "a refusal without code or message")
+        must(action.retry_after_s is None or action.retry_after_s >= 0, f"Retry-After {action.retry_after_s}")
+
+    def _cut(self, action: Cut) -> None:
+        asked = self.flying.get(action.request)
+        must(asked is not None, f"request {action.request} is cut but not in flight")
+        assert asked is not None
+        must(not asked.cut, f"request {action.request} is cut twice")
+        must(bool(action.code) and bool(action.message), "a cut without code or message")
+        policy = self.setup.policy
+        silent = asked.quiet_since is not None and self.now >= asked.quiet_since + policy.quiet_grace_s - 1e-6
+        by_force = asked.model in self.forced or (self.shutdown is not None and self.shutdown.force)
+        gone = self.kept[asked.model].state in (State.STOPPED, State.STOPPING)
+        lawful = silent or by_force or gone or policy.drain_timeout_s is not None or action.code == "stalled"
+        must(lawful, f"request {action.request} of {asked.model} is cut ({action.code}) though nobody forced it and it is not silent")
+        asked.cut = True
+        self.cuts += 1
+
+    def _leaves(self, model: str, generation: int, how: str) -> Kept:
+        kept = self.kept[model]
+        must(generation == kept.generation, f"{how} {model} generation {generation}, it is {kept.generation}")
+        if kept.state in (State.READY, State.GOING_TO_SLEEP):
+            cut_off = [a.id for a in self.flying.values() if a.model == model and not a.cut]
+            must(not cut_off, f"{how} {model} with requests {cut_off} in flight and not cut")
+        lawful = model not in self.pinned or model in self.may_leave or self.shutdown is not None
+        must(lawful, f"{how} {model}, which is pinned")
+        self.moves += 1
+        return kept
+
+    def _start(self, action: Start) -> None:
+        model, kept = self.models.get(action.model), self.kept.get(action.model)
+        must(model is not None and kept is not None, f"{action.model} is started but not configured")
+        assert model is not None
+        assert kept is not None
+        must(kept.state is State.STOPPED, f"{action.model} starts while {kept.state}")
+        must(action.generation > kept.generation, f"{action.model} starts again as generation {action.generation}")
+        must(self.shutdown is None, f"{action.model} starts after shutdown was asked for")
+        must(not model.misconfigured, f"{action.model} starts though it can never work")
+        chosen = [d for d in action.devices if d in model.devices]
+        must(len(set(chosen)) == model.devices_count, f"{action.model} starts on {action.devices}, wants {model.devices_count} of {model.devices}")
+        must(set(chosen) <= set(action.reserved_mib), f"{action.model} starts with nothing reserved on some of {chosen}")
+        for device in action.reserved_mib:
+            self._lane(action.model, device, starting=model.lone_start)
+        self._groups(action.model)
+        self.unkillable.pop(action.model, None)
+        kept.state, kept.generation, kept.devices = State.STARTING, action.generation, tuple(action.reserved_mib)
+        kept.reserved, kept.measured, kept.residue = dict(action.reserved_mib), {}, {}
+        self._fits(action.model, kept.devices)
+        self.starts += 1
+        if action.model not in self.pinned:
+            self.may_leave.pop(action.model, None)
+
+    def _wake(self, action: Wake) -> None:
+        kept = self.kept[action.model]
+        must(kept.state is State.ASLEEP, f"{action.model} is woken while {kept.state}")
+        must(action.generation >= kept.generation, f"wake {action.model} generation {action.generation}, it is {kept.generation}")
+        must(self.shutdown is None, f"{action.model} is woken after shutdown was asked for")
+        for device in kept.devices:
+            self._lane(action.model, device, starting=False)
+        self._groups(action.model)
+        kept.state, kept.generation = State.WAKING, action.generation
+        self._fits(action.model, kept.devices)
+
+    def _lane(self, model: str, device: str, *, starting: bool) -> None:
+        if device == RAM and RAM not in self.models[model].devices:
+            return  # host memory beside a GPU: booked, but no lane of its own
+        rising = [n for n, k in self.kept.items() if n != model and device in k.devices and k.state in (State.STARTING, State.WAKING)]
+        lanes = self.setup.policy.lanes
+        must(len(rising) < lanes, f"{model} rises on {device} beside {rising}, {lanes} lane(s)")
+        lone = [n for n in rising if self.kept[n].state is State.STARTING and n in self.models and self.models[n].lone_start]
+        starts = [n for n in rising if self.kept[n].state is State.STARTING]
+        must(not lone and not (starting and starts), f"{model} rises on {device} beside {rising}, one of which must start alone")
+
+    def _groups(self, model: str) -> None:
+        awake = {n for n, k in self.kept.items() if n != model and k.state in (State.STARTING, State.WAKING, State.READY)}
+        mine = [g for g in self.setup.groups if model in g.members]
+        for group in mine:
+            if group.swap:
+                must(not awake & group.members, f"{model} rises beside {sorted(awake & group.members)} of its swap group {group.id}")
+            if group.exclusive:
+                for other in self.setup.groups:
+                    if other.id != group.id and not other.persistent:
+                        both = awake & other.members - group.members
+                        must(not both, f"{model} of the exclusive group {group.id} rises beside {sorted(both)}")
+
+    def _fits(self, model: str, devices: Sequence[str]) -> None:
+        for name in devices:
+            device = self.devices.get(name)
+            if device is None:
+                continue
+            booked = {n: k.holds_mib(name) for n, k in self.kept.items() if k.holds_mib(name)}
+            lost = sum(held.get(name, 0) for held in self.unkillable.values()) if not device.measured else 0
+            room = device.capacity_mib - device.headroom_mib - self.surely_outside_mib(device) - lost
+            total = sum(booked.values())
+            must(total <= room, f"{model} rises on {name}: {total} MiB booked {booked}, room for {room}")
+
+    def surely_outside_mib(self, device: Device) -> int:
+        """What foreign processes have held in each of the last samples, where it eats into the capacity."""
+        samples = self.outside.get(device.id)
+        if not device.measured or not samples or len(samples) < self.setup.policy.outside_samples:
+            return 0
+        beyond = (device.total_mib or device.capacity_mib) - device.capacity_mib
+        return max(0, min(samples) - beyond)
+
+    # ------------------------------------------------------------------------------------------------ after every event
+
+    def compare(self, view: View) -> None:
+        """The scheduler's own story agrees with what was seen."""
+        per_device: dict[str, int] = {}
+        for shown in view.models:
+            waiting = sum(1 for a in self.waiting.values() if a.model == shown.id)
+            must(shown.queued == waiting, f"{shown.id} shows {shown.queued} waiting, {waiting} wait")
+            kept = self.kept[shown.id]
+            for instance in shown.instances:
+                for device, mib in instance.reserved_mib.items():
+                    per_device[device] = per_device.get(device, 0) + mib
+                if kept.state is State.STOPPED:
+                    continue
+                self._compare_instance(shown.id, kept, instance.state, instance.generation, instance.in_flight, instance.reserved_mib)
+            model = self.models.get(shown.id)
+            room = model is not None and self._flying_of(shown.id) < model.parallel
+            serves = shown.state is State.READY and shown.queued and room
+            must(not serves, f"{shown.id} is ready with a free slot, yet {shown.queued} wait")
+        for device_view in view.devices:
+            booked = per_device.get(device_view.id, 0)
+            must(device_view.reserved_mib >= booked, f"{device_view.id} shows {device_view.reserved_mib} MiB reserved, its instances {booked}")
+
+    def _compare_instance(
+        self, model: str, kept: Kept, state: State, generation: int, in_flight: int, reserved: Mapping[str, int]
+    ) -> None:
+        same = {
+            State.READY: (State.READY, State.DRAINING),
+            State.STARTING: (State.STARTING,),
+            State.GOING_TO_SLEEP: (State.GOING_TO_SLEEP,),
+            State.ASLEEP: (State.ASLEEP,),
+            State.WAKING: (State.WAKING,),
+            State.STOPPING: (State.STOPPING,),
+        }[kept.state]
+        must(state in same, f"{model} shows {state}, it is {kept.state}")
+        must(generation == kept.generation, f"{model} shows generation {generation}, it is {kept.generation}")
+        must(in_flight == self._flying_of(model), f"{model} shows {in_flight} in flight, {self._flying_of(model)} are")
+        for device in kept.devices:
+            held = kept.holds_mib(device)
+            must(reserved.get(device, 0) >= held, f"{model} holds {held} MiB on {device}, only {reserved.get(device, 0)} are booked")
+
+    def all_over(self) -> None:
+        """After shutdown: nothing waits, runs or lives."""
+        must(not self.waiting, f"requests {sorted(self.waiting)[:5]} still wait after shutdown")
+        must(not self.flying, f"requests {sorted(self.flying)[:5]} are still in flight after shutdown")
+        must(not self.wishes, f"operator wishes {list(self.wishes.values())[:3]} were never answered")
+        alive = {n: k.state.value for n, k in self.kept.items() if k.state is not State.STOPPED}
+        must(not alive, f"still alive after shutdown: {alive}")
+
+    def outcome_of(self, asked: Asked) -> Outcome:
+        return Outcome.CUT if asked.cut else Outcome.OK
