@@ -172,9 +172,8 @@ def main() -> None:
     headers = {"Authorization": f"Bearer {options.key}"} if options.key else {}
     report = run(options.trace, options.port, options.events, headers)
     latencies = report.latencies()
-    print(
-        f"{report.trace}: {len(latencies)} of {len(report.seen)} ok in {report.makespan_s:.1f} s, {report.starts} starts, {report.ooms} out of memory"
-    )
+    print(f"{report.trace}: {len(latencies)} of {len(report.seen)} ok in {report.makespan_s:.1f} s")
+    print(f"{report.starts} starts, {report.ooms} out of memory")
     print(f"latency p50 {median(latencies):.2f}  p95 {percentile(latencies, 0.95):.2f}  worst {max(latencies, default=0):.2f} s")
     for error, count in report.failed.items():
         print(f"{count} x {error}")

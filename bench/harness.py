@@ -65,11 +65,13 @@ def ask(port: int, path: str, body: dict[str, Any] | None, key: str = "", timeou
 
 
 @contextmanager
-def process(argv: Sequence[str], port: int, work: Path, *, ready_path: str = "/health", name: str = "process") -> Iterator[Server]:
+def process(
+    argv: Sequence[str], port: int, work: Path, *, ready_path: str = "/health", name: str = "process", cwd: Path | None = None
+) -> Iterator[Server]:
     """Start a server, wait until `ready_path` answers 200, end it afterwards; its output goes to WORK/NAME.log."""
     log_path = work / f"{name}.log"
     with open(log_path, "wb") as log:
-        child = subprocess.Popen(list(argv), stdout=log, stderr=subprocess.STDOUT, cwd=work, start_new_session=True)
+        child = subprocess.Popen(list(argv), stdout=log, stderr=subprocess.STDOUT, cwd=cwd or work, start_new_session=True)
     try:
         end = time.monotonic() + UP_S_MAX
         while get_status(port, ready_path) != 200:

@@ -70,6 +70,7 @@ class Asked:
     priority: Priority
     arrived_at: float
     order: int
+    generation: int = 0  # of the instance it was admitted to
     admissions: int = 0
     cut: bool = False
     quiet_since: float | None = None
@@ -81,12 +82,14 @@ class Kept:
 
     state: State = State.STOPPED
     generation: int = 0
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()  # where something is booked for it, host RAM included
+    lanes: tuple[str, ...] = ()  # where it rises
+    sized: bool = True  # False: nobody knows what it needs
     reserved: dict[str, int] = field(default_factory=dict)
     measured: dict[str, int] = field(default_factory=dict)
     residue: dict[str, int] = field(default_factory=dict)
     level: int = 0
-    waking_beside: bool = False
+    from_sleep: bool = False  # stopped out of sleep: it holds no more than its residue
 
     def holds_mib(self, device: str) -> int:
         """The least a truthful book has for it on this device now."""
@@ -99,8 +102,14 @@ class Kept:
                 return self.reserved.get(device, 0)
             case State.ASLEEP:
                 return self.residue.get(device, 0)
+            case State.STOPPING if self.from_sleep:
+                return self.residue.get(device, 0)
+            case _ if device in self.measured:
+                return self.measured[device]
+            case _ if self.measured and device in self.lanes:
+                return min(self.reserved.get(device, 0), max(self.measured.values()))  # alike on each of its devices
             case _:
-                return self.measured.get(device, self.reserved.get(device, 0))
+                return self.reserved.get(device, 0) if self.sized else 0
 
 
 class Watch:
@@ -119,6 +128,7 @@ class Watch:
         self.outside: dict[str, deque[int]] = {}
         self.unkillable: dict[str, dict[str, int]] = {}  # model -> device -> MiB that never came back
         self.shutdown: ShutdownAsked | None = None
+        self.doubted: set[str] = set()  # a Verify is out: nothing is admitted until it is answered
         self.now = 0.0
         self.at_once = 0
         self.arrivals = 0
@@ -172,6 +182,7 @@ class Watch:
                 pass
 
     def _reported(self, report: InstanceReported) -> None:
+        self.doubted.discard(report.model)
         kept = self.kept.get(report.model)
         if kept is None or report.generation != kept.generation or kept.state is State.STOPPED:
             return
@@ -180,7 +191,7 @@ class Watch:
             kept.measured = {d: m for d, m in report.measured_mib.items() if d in kept.devices}
             if report.host_mib is not None and RAM in kept.devices and RAM not in report.measured_mib:
                 kept.measured[RAM] = report.host_mib
-        elif report.state is State.ASLEEP and kept.state is State.GOING_TO_SLEEP:
+        elif report.state is State.ASLEEP and kept.state in (State.GOING_TO_SLEEP, State.WAKING):
             kept.state = State.ASLEEP
             kept.level = report.level
             kept.residue = dict(report.measured_mib)
@@ -247,9 +258,11 @@ class Watch:
                 kept = self._leaves(action.model, action.generation, "stop")
                 must(kept.state not in (State.STOPPED, State.STOPPING), f"{action.model} is stopped while {kept.state}")
                 must(bool(action.reason), f"{action.model} is stopped without a reason")
+                kept.from_sleep = kept.state is State.ASLEEP
                 kept.state = State.STOPPING
             case Verify():
                 kept = self.kept[action.model]
+                self.doubted.add(action.model)
                 must(action.generation <= kept.generation, f"{action.model}: an instance that never was is to be verified")
             case SetTimer():
                 must(action.at == action.at, "the timer is not a number")
@@ -273,11 +286,15 @@ class Watch:
         for other in self.waiting.values():
             if other.model == asked.model and other.priority == asked.priority:
                 must(other.order > asked.order, f"request {asked.id} overtakes {other.id}, which asked {asked.model} earlier")
+        asked.generation = action.generation
         self.flying[action.request] = asked
         self.admitted += 1
 
-    def _flying_of(self, model: str) -> int:
-        return sum(1 for a in self.flying.values() if a.model == model)
+    def _flying_of(self, model: str, *, silent_too: bool = False) -> int:
+        """Requests in flight on its present instance; silent tunnels take no slot."""
+        generation = self.kept[model].generation
+        mine = [a for a in self.flying.values() if a.model == model and a.generation == generation]
+        return sum(1 for a in mine if silent_too or a.quiet_since is None)
 
     def _refuse(self, action: Refuse) -> None:
         wish = self.wishes.pop(action.request, None)
@@ -295,8 +312,7 @@ class Watch:
         assert asked is not None
         must(not asked.cut, f"request {action.request} is cut twice")
         must(bool(action.code) and bool(action.message), "a cut without code or message")
-        policy = self.setup.policy
-        silent = asked.quiet_since is not None and self.now >= asked.quiet_since + policy.quiet_grace_s - 1e-6
+        policy, silent = self.setup.policy, asked.quiet_since is not None
         by_force = asked.model in self.forced or (self.shutdown is not None and self.shutdown.force)
         gone = self.kept[asked.model].state in (State.STOPPED, State.STOPPING)
         lawful = silent or by_force or gone or policy.drain_timeout_s is not None or action.code == "stalled"
@@ -308,7 +324,7 @@ class Watch:
         kept = self.kept[model]
         must(generation == kept.generation, f"{how} {model} generation {generation}, it is {kept.generation}")
         if kept.state in (State.READY, State.GOING_TO_SLEEP):
-            cut_off = [a.id for a in self.flying.values() if a.model == model and not a.cut]
+            cut_off = [a.id for a in self.flying.values() if a.model == model and a.generation == generation and not a.cut]
             must(not cut_off, f"{how} {model} with requests {cut_off} in flight and not cut")
         lawful = model not in self.pinned or model in self.may_leave or self.shutdown is not None
         must(lawful, f"{how} {model}, which is pinned")
@@ -327,12 +343,13 @@ class Watch:
         chosen = [d for d in action.devices if d in model.devices]
         must(len(set(chosen)) == model.devices_count, f"{action.model} starts on {action.devices}, wants {model.devices_count} of {model.devices}")
         must(set(chosen) <= set(action.reserved_mib), f"{action.model} starts with nothing reserved on some of {chosen}")
-        for device in action.reserved_mib:
+        for device in chosen:
             self._lane(action.model, device, starting=model.lone_start)
         self._groups(action.model)
         self.unkillable.pop(action.model, None)
         kept.state, kept.generation, kept.devices = State.STARTING, action.generation, tuple(action.reserved_mib)
         kept.reserved, kept.measured, kept.residue = dict(action.reserved_mib), {}, {}
+        kept.lanes, kept.sized = tuple(chosen), model.need_mib is not None
         self._fits(action.model, kept.devices)
         self.starts += 1
         if action.model not in self.pinned:
@@ -343,16 +360,14 @@ class Watch:
         must(kept.state is State.ASLEEP, f"{action.model} is woken while {kept.state}")
         must(action.generation >= kept.generation, f"wake {action.model} generation {action.generation}, it is {kept.generation}")
         must(self.shutdown is None, f"{action.model} is woken after shutdown was asked for")
-        for device in kept.devices:
+        for device in kept.lanes:
             self._lane(action.model, device, starting=False)
         self._groups(action.model)
         kept.state, kept.generation = State.WAKING, action.generation
         self._fits(action.model, kept.devices)
 
     def _lane(self, model: str, device: str, *, starting: bool) -> None:
-        if device == RAM and RAM not in self.models[model].devices:
-            return  # host memory beside a GPU: booked, but no lane of its own
-        rising = [n for n, k in self.kept.items() if n != model and device in k.devices and k.state in (State.STARTING, State.WAKING)]
+        rising = [n for n, k in self.kept.items() if n != model and device in k.lanes and k.state in (State.STARTING, State.WAKING)]
         lanes = self.setup.policy.lanes
         must(len(rising) < lanes, f"{model} rises on {device} beside {rising}, {lanes} lane(s)")
         lone = [n for n in rising if self.kept[n].state is State.STARTING and n in self.models and self.models[n].lone_start]
@@ -407,8 +422,9 @@ class Watch:
                 self._compare_instance(shown.id, kept, instance.state, instance.generation, instance.in_flight, instance.reserved_mib)
             model = self.models.get(shown.id)
             room = model is not None and self._flying_of(shown.id) < model.parallel
-            serves = shown.state is State.READY and shown.queued and room
-            must(not serves, f"{shown.id} is ready with a free slot, yet {shown.queued} wait")
+            going = shown.id in self.doubted or shown.id in self.may_leave
+            serves = shown.state is State.READY and kept.state is State.READY and shown.queued and room
+            must(not serves or going, f"{shown.id} is ready with a free slot, yet {shown.queued} wait")
         for device_view in view.devices:
             booked = per_device.get(device_view.id, 0)
             must(device_view.reserved_mib >= booked, f"{device_view.id} shows {device_view.reserved_mib} MiB reserved, its instances {booked}")
@@ -426,7 +442,8 @@ class Watch:
         }[kept.state]
         must(state in same, f"{model} shows {state}, it is {kept.state}")
         must(generation == kept.generation, f"{model} shows generation {generation}, it is {kept.generation}")
-        must(in_flight == self._flying_of(model), f"{model} shows {in_flight} in flight, {self._flying_of(model)} are")
+        flying = self._flying_of(model, silent_too=True)
+        must(in_flight == flying, f"{model} shows {in_flight} in flight, {flying} are")
         for device in kept.devices:
             held = kept.holds_mib(device)
             must(reserved.get(device, 0) >= held, f"{model} holds {held} MiB on {device}, only {reserved.get(device, 0)} are booked")

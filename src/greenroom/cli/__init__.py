@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong usage or configuration, 130 int
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -69,10 +68,6 @@ class LazyGroup(click.Group):
             sys.exit(fault.exit_code)
         except (click.Abort, KeyboardInterrupt):
             sys.exit(EXIT_INTERRUPTED)
-        except BrokenPipeError:
-            # The reader of our output (`| head`) has enough.  Python would complain again when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(0)
         sys.exit(code if isinstance(code, int) else 0)
 
 

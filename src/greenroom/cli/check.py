@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -56,7 +56,7 @@ class ConfigFault(click.ClickException):
 @contextmanager
 def explained() -> Iterator[None]:
     """Turns a ConfigError into its lines."""
-    from greenroom.config.load import ConfigError
+    from greenroom.config.errors import ConfigError
 
     try:
         yield
@@ -79,9 +79,7 @@ def check(path: str | None, as_json: bool, schema: bool, lenient: bool) -> None:
     if path is None:
         raise click.UsageError("give the FILE to check, or --schema")
     with explained():
-        from greenroom.config.load import load_config
-
-        config = load_config(path, strict=not lenient)
+        config = loaded(path, lenient)
     needs = [need_of(model, config.devices) for model in config.models]
     rooms = rooms_of(config.devices)
     placed = place(needs, rooms)
@@ -94,6 +92,13 @@ def check(path: str | None, as_json: bool, schema: bool, lenient: bool) -> None:
             click.echo(problem, err=True)
     if problems:
         raise click.exceptions.Exit(EXIT_FAILED)
+
+
+def loaded(path: str, lenient: bool) -> Config:
+    from greenroom.config.load import load_config
+    from greenroom.proxy.limits import Limits
+
+    return load_config(path, strict=not lenient, limit_names=[one.name for one in fields(Limits)])
 
 
 # ---------------------------------------------------------------------------------------------------------- what it needs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from greenroom.cli import text
 from greenroom.cli.check import explained
 
 
@@ -20,6 +21,9 @@ def convert(path: str) -> None:
     llama-swap files also run as they are: this is for those who want to use what greenroom adds.
     """
     with explained():
-        from greenroom.config.llama_swap import convert as converted
+        from greenroom.config.llama_swap import convert_with_notes
 
-        click.echo(converted(path), nl=False)
+        converted, notes = convert_with_notes(path)
+    click.echo(converted, nl=False)
+    for note in notes:
+        click.echo(text.safe(note), err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -165,10 +166,14 @@ def ending(value: dict[str, Any], model: dict[str, Any], operation: str, took_s:
 def shower(as_json: bool) -> AbstractContextManager[Show]:
     """A bar that moves on a terminal; elsewhere one line for each change of state."""
     if as_json:
-        return nullcontext(lambda _: None)
-    if click.get_text_stream("stdout").isatty():
+        return nullcontext(say_nothing)
+    if sys.stdout.isatty():
         return LiveLine()
     return nullcontext(PlainLines())
+
+
+def say_nothing(_: str) -> None:
+    """For --json: only the end is printed."""
 
 
 class PlainLines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,12 +36,15 @@ def ps(server: client.Server, as_json: bool, watch: bool, every_s: float) -> Non
 
 async def show(server: client.Server, as_json: bool, every_s: float | None) -> None:
     async with client.Client(server) as asked:
-        if every_s is not None and not as_json and click.get_text_stream("stdout").isatty():
+        if every_s is not None and not as_json and sys.stdout.isatty():
             await show_live(asked, every_s)
             return
         while True:
             status = await asked.get("/api/status")
-            client.print_json(status) if as_json else click.echo("\n".join(page(status, ascii=text.is_ascii_terminal())))
+            if as_json:
+                client.print_json(status)
+            else:
+                click.echo("\n".join(page(status, ascii=text.is_ascii_terminal())))
             if every_s is None:
                 return
             await asyncio.sleep(every_s)

@@ -8,6 +8,7 @@ comment that ends with its line, even inside a folded block.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 COMMAND_CHARS_MAX = 128 * 1024  # the kernel takes no single argument beyond this either
@@ -107,8 +108,9 @@ class _Scan:
         raise self._unbalanced('"')
 
     def _unbalanced(self, quote: str) -> CommandError:
-        rest = self.text[self.at : self.at + 24].split("\n")[0]
-        message = f"the quote {quote} opened at {rest} is never closed. Close it, or put a backslash before it to mean the character."
+        flag = re.findall(r"(?:^|\s)(--?[A-Za-z][\w-]*)", self.text[: self.at])  # never the quoted text: it may be a secret
+        after = f" after {flag[-1][:40]}" if flag else ""
+        message = f"the quote {quote}{after} is never closed. Close it, or put a backslash before it to mean the character."
         return CommandError(message, self.text.count("\n", 0, self.at))
 
 

@@ -82,7 +82,7 @@ def _composed(text: str, report: Report) -> Node | None:
         if exc.context_mark is not None and "end of stream" in f"{exc.problem}":
             mark = exc.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
-        report.add((), _syntax(f"{exc.problem or exc.context or ''}"), line, column)
+        report.add((), _syntax(f"{exc.problem or exc.context or ''}", has_macro=_has_macro(text, line)), line, column)
     except RecursionError:
         report.add((), f"is nested too deeply; at most {DEPTH_MAX} levels are read.", 1)
     except YAMLError:
@@ -90,7 +90,12 @@ def _composed(text: str, report: Report) -> Node | None:
     return None
 
 
-def _syntax(problem: str) -> str:
+def _has_macro(text: str, line: int) -> bool:
+    lines = text.split("\n")
+    return 0 < line <= len(lines) and "${" in lines[line - 1]
+
+
+def _syntax(problem: str, has_macro: bool) -> str:
     """What the parser says, in words that tell what to do."""
     if "'\\t'" in problem:
         return "has a tab where YAML wants spaces. Indent with spaces."
@@ -108,6 +113,8 @@ def _syntax(problem: str) -> str:
         return "is not valid YAML: this line does not fit the ones above. Check the indentation."
     if "could not find expected" in problem:
         return "is not valid YAML: a `key: value` was expected. Put a `:` and a space after the key."
+    if "," in problem and "expected" in problem and has_macro:
+        return "is not valid YAML: inside [..] and {..} a value with ${..} needs quotes around it."
     if "," in problem and "expected" in problem:
         return "is not valid YAML: a list [..] or mapping {..} is not closed, or lacks a comma."
     return "is not valid YAML. Check the indentation and quotes of this line."

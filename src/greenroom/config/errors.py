@@ -13,6 +13,7 @@ Path: TypeAlias = tuple[str | int, ...]
 
 PROBLEMS_MAX = 200
 SHOWN_CHARS_MAX = 60
+NAMES_COMPARED_MAX = 1000  # comparing is quadratic in the letters
 SECRET_CHARS_MIN = 4  # shorter strings would mask half of every sentence
 
 _BARE_KEY = re.compile(r"[^\s.\[\]\"]+")
@@ -94,6 +95,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     by_plain = {_plain(each): each for each in names if _plain(each)}
     if _plain(name) in by_plain:
         return by_plain[_plain(name)]
+    if len(names) > NAMES_COMPARED_MAX:
+        return None
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6) or difflib.get_close_matches(_plain(name), by_plain, n=1, cutoff=0.6)
     return by_plain.get(close[0], close[0]) if close else None
 
@@ -122,6 +125,7 @@ class Report:
     keys: dict[Path, tuple[int, int]] = field(default_factory=dict)  # place -> line, column (from 1)
     problems: dict[tuple[int, Path, str], Problem] = field(default_factory=dict)
     paths: dict[tuple[int, Path, str], Path] = field(default_factory=dict)
+    above: set[Path] = field(default_factory=set)  # every place with a problem at it or below it
     warnings: dict[tuple[int, str], None] = field(default_factory=dict)
     secrets: set[str] = field(default_factory=set)
 
@@ -137,6 +141,7 @@ class Report:
         key = (at, path, message)
         self.problems[key] = Problem(self.file, at, column, dotted(path), message)
         self.paths[key] = path
+        self.above.update(path[:end] for end in range(len(path) + 1))
 
     def warn(self, path: Path, message: str) -> None:
         line, _ = self.spot(path)
@@ -151,7 +156,7 @@ class Report:
 
     def has(self, path: Path) -> bool:
         """Whether something at this place, or below it, was already reported."""
-        return any(each[: len(path)] == path for each in self.paths.values())
+        return path in self.above
 
     def masked(self, text: str) -> str:
         for secret in sorted(self.secrets, key=len, reverse=True):
@@ -160,11 +165,20 @@ class Report:
 
     def _finished(self, problem: Problem) -> Problem:
         message = one_line(self.masked(problem.message))
-        return Problem(one_line(problem.file), problem.line, problem.column, self.masked(problem.where), message)
+        return Problem(one_line(problem.file), problem.line, problem.column, problem.where, message)
 
-    def sorted_problems(self, below: Path = ()) -> tuple[Problem, ...]:
-        """All problems at or below a place, by line, each masked and one line long."""
-        chosen = [self._finished(p) for key, p in self.problems.items() if self.paths[key][: len(below)] == below]
+    def first_by_model(self) -> dict[str, Problem]:
+        """Model id -> the problem of it that stands first in the file."""
+        first: dict[str, Problem] = {}
+        for key, problem in sorted(self.problems.items(), key=lambda item: item[0][0]):
+            path = self.paths[key]
+            if len(path) > 1 and path[0] == "models":
+                first.setdefault(str(path[1]), self._finished(problem))
+        return first
+
+    def sorted_problems(self) -> tuple[Problem, ...]:
+        """All problems by line, each masked and one line long; at most PROBLEMS_MAX."""
+        chosen = [self._finished(problem) for problem in self.problems.values()]
         chosen.sort(key=lambda p: (p.line, p.column, p.where, p.message))
         if len(chosen) > PROBLEMS_MAX:
             last = chosen[PROBLEMS_MAX - 1]

@@ -32,13 +32,12 @@ _HINTS = {
 _SYNONYMS = ("start_timeout", "stop_timeout")
 
 
-def report_errors(error: ValidationError, base: Path, schema: type[BaseModel], report: Report) -> set[str]:
-    """Add one problem an error; returns the keys directly under `base` that hold one."""
-    bad: set[str] = set()
+def report_errors(error: ValidationError, base: Path, schema: type[BaseModel], report: Report) -> set[Path]:
+    """Add one problem an error; returns the places, below `base`, that must go for the rest to be valid."""
+    bad: set[Path] = set()
     for each in error.errors(include_url=False):
         loc = each["loc"]
-        if loc:
-            bad.add(str(loc[0]))
+        bad.add(loc[:-1] if each["type"] == "missing" and len(loc) > 1 else loc)
         path = (*base, *loc)
         if not report.has(path):
             report.add(path, _sentence(each, loc, schema))
@@ -65,7 +64,8 @@ def _unknown_key(key: str, known: Iterable[str], schema: type[BaseModel], at_top
     if at_top and is_model:
         names |= set(_SYNONYMS)
     sentence = f"{quoted(key)} is not a key greenroom knows here."
-    hint = _HINTS.get(key)
+    habit = nearest(key, _HINTS) if nearest(key, names) is None else None
+    hint = _HINTS.get(key) or _HINTS.get(habit or "")
     if hint is not None and hint.split(".")[0] in names:
         return f"{sentence} Did you mean {quoted(hint)}?"
     if nearest(key, names) is None and at_top:

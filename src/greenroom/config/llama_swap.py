@@ -1,129 +1,211 @@
-"""llama-swap's configuration: which of its keys greenroom takes, which it refuses and why; `convert`."""
+"""`greenroom config convert`: a llama-swap file as a greenroom file of the same meaning.
+
+greenroom reads llama-swap's spelling, so the file is kept as people wrote it, comments included; only what
+cannot be carried is commented out, and the few keys that mean something else are rewritten in place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from .document import DEPTH_MAX
-from .errors import Path, Report
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
-Predicate = Callable[[object], bool]
+from . import document, load
+from .errors import ConfigError, Path, Problem, dotted, one_line, quoted
+from .explain import known_keys
+from .foreign import FILTER_SYNONYMS, NO_EFFECT, REFUSED, SYNONYMS, matches
+from .schema import ConfigFile
+
+LOAD_S_MIN = 15  # llama-swap raises shorter healthCheckTimeouts to this
+_HEADER = (
+    "# Converted from {name} by `greenroom config convert`. Check it with `greenroom check FILE`.",
+    "# Worth adding: `devices:` (a budget for each GPU) and `memory:` for each model. Models that fit the budget",
+    "# then stay loaded together; without sizes they are swapped one at a time, as before.",
+)
+_ENV = re.compile(r"\$\{env\.[^{}\s]+\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
-    """A key of llama-swap that means nothing, or cannot be done, here."""
+class _Entry:
+    """One `key: value` of a mapping, with where its text ends and how it is written."""
 
-    place: tuple[str, ...]  # `*` stands for any name
-    sentence: str
-    harmless: Predicate = lambda value: value is None  # values under which it asks for nothing
-
-
-def _off(value: object) -> bool:
-    return value is None or value is False or value == 0 or value == "" or value == {} or value == []
+    path: Path
+    key: Node
+    value: Node
+    is_flow: bool
 
 
-REFUSED: tuple[Foreign, ...] = (
-    Foreign(
-        ("matrix",), "llama-swap's matrix is not supported. Give models a memory size: greenroom co-loads whatever fits the budget.", _off
-    ),
-    Foreign(
-        ("routing", "router", "settings", "matrix"),
-        "llama-swap's matrix is not supported. Give models a memory size: greenroom co-loads whatever fits the budget.",
-        _off,
-    ),
-    Foreign(
-        ("routing", "router", "use"),
-        "only the group router exists here. Remove this line and give models a memory size; greenroom co-loads whatever fits.",
-        lambda value: value != "matrix",
-    ),
-    Foreign(("selectors",), "llama-swap's selectors are not supported. Name a model or an alias in requests.", _off),
-    Foreign(("profiles",), "llama-swap's profiles are not supported. Use aliases, and reload the file to change them.", _off),
-    Foreign(("peers",), "llama-swap's peers are not supported. greenroom serves engines of this machine only.", _off),
-    Foreign(("captureBuffer",), "greenroom records no requests or answers. Remove this key, or set it to 0.", _off),
-    Foreign(("sendLoadingState",), "greenroom does not write into answers; it sends SSE comments (keepalive). Remove this key.", _off),
-    Foreign(
-        ("models", "*", "sendLoadingState"),
-        "greenroom does not write into answers; it sends SSE comments (keepalive). Remove this key.",
-        _off,
-    ),
-    Foreign(("logTimeFormat",), "the log's time format cannot be chosen: it is always ISO 8601. Remove this key.", _off),
-    Foreign(
-        ("routing", "scheduler", "settings"),
-        "greenroom orders its queue by waiting time and by each model's `priority`. Remove this key and set models.<id>.priority.",
-        lambda value: _off(value) or (isinstance(value, Mapping) and all(_no_priority(item) for item in value.values())),
-    ),
-)
+@dataclass(slots=True)
+class _Edits:
+    text: str
+    changes: dict[tuple[int, int], str] = field(default_factory=dict)  # span -> new text
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, entry: _Entry, sentence: str) -> None:
+        text = one_line(f"{dotted(entry.path)}: {sentence}")
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def replace(self, node: Node, text: str) -> None:
+        self.changes[node.start_mark.index, node.end_mark.index] = text
+
+    def drop(self, entry: _Entry) -> None:
+        if entry.is_flow:
+            self._cut(entry)
+        else:
+            self._comment_out(entry)
+
+    def _cut(self, entry: _Entry) -> None:
+        """Out of `{a: 1, b: 2}`, with the comma that follows, or else the one before."""
+        start, end = entry.key.start_mark.index, entry.value.end_mark.index
+        after = re.compile(r"\s*,\s*").match(self.text, end)
+        if after is not None:
+            end = after.end()
+        else:
+            start = len(self.text[:start].rstrip().removesuffix(","))
+        self.changes[start, end] = ""
+
+    def _comment_out(self, entry: _Entry) -> None:
+        start = self.text.rfind("\n", 0, entry.key.start_mark.index) + 1
+        end = max(entry.value.end_mark.index, entry.key.end_mark.index)
+        lines = self.text[start:end].rstrip(" \n").split("\n")
+        column = entry.key.start_mark.column
+        while len(lines) > 1 and (not lines[-1].strip() or _is_outer_comment(lines[-1], column)):
+            lines.pop()  # what follows the entry is not part of it
+        old = "\n".join(lines)
+        rest_of_line = self.text.find("\n", start + len(old))
+        rest_of_line = len(self.text) if rest_of_line < 0 else rest_of_line
+        old = self.text[start:rest_of_line]
+        self.changes[start, start + len(old)] = "\n".join(line[:column] + "# " + line[column:] for line in old.split("\n"))
+
+    def result(self) -> str:
+        out, last = [], 0
+        for (start, end), new in sorted(self.changes.items()):
+            if start < last:  # inside something that is already gone, or reaching over its end
+                last = max(last, end)
+                continue
+            out += [self.text[last:start], new]
+            last = end
+        return "".join([*out, self.text[last:]])
 
 
-def _no_priority(value: object) -> bool:
-    return _off(value) or (isinstance(value, Mapping) and all(_off(item) for item in value.values()))
+def _is_outer_comment(line: str, column: int) -> bool:
+    return line.lstrip().startswith("#") and len(line) - len(line.lstrip()) <= column
 
 
-NO_EFFECT: tuple[Foreign, ...] = (
-    Foreign(("logRequests",), "has no effect: requests are never logged whole."),
-    Foreign(("metricsMaxInMemory",), "has no effect: figures are kept in the state directory."),
-    Foreign(("store",), "has no effect: figures are kept in the state directory (--state-dir)."),
-    Foreign(("ui",), "has no effect."),
-    Foreign(("performance",), "has no effect: memory is always sampled."),
-    Foreign(("models", "*", "capabilities"), "has no effect: the model list does not show capabilities. Use metadata."),
-    Foreign(("models", "*", "timeouts"), "has no effect: use start_timeout, stall_timeout and busy_timeout."),
-    Foreign(("models", "*", "compat"), "has no effect: a silent WebSocket never keeps a model loaded for long."),
-)
-
-SYNONYMS: Mapping[str, str] = {"start_timeout": "healthCheckTimeout", "stop_timeout": "unloadTimeout"}  # of a model
-FILTER_SYNONYMS: Mapping[str, str] = {"strip_params": "stripParams"}
+def convert(path: str | os.PathLike[str]) -> str:
+    """The text of a greenroom file that means the same; ConfigError when the file is not YAML."""
+    return convert_with_notes(path)[0]
 
 
-def _matches(place: tuple[str, ...], path: Path) -> bool:
-    return len(place) == len(path) and all(want in ("*", part) for want, part in zip(place, path, strict=True))
+def convert_with_notes(path: str | os.PathLike[str]) -> tuple[str, tuple[str, ...]]:
+    """The same, and what could not be carried, one sentence each (they also stand in the text's head)."""
+    name = os.fspath(path)
+    return convert_text(load.read(name), name)
 
 
-def sort_out(section: Mapping[str, Any], path: Path, report: Report) -> dict[str, Any]:
-    """A copy of one section without llama-swap's foreign keys (each reported) and with its synonyms resolved.
+def convert_text(text: str, name: str = "config.yaml") -> tuple[str, tuple[str, ...]]:
+    text = text.replace("\r\n", "\n")
+    edits = _Edits(text)
+    for entry in _entries(_tree(text, name), ()):
+        _edit(entry, edits)
+    head = [line.format(name=one_line(os.path.basename(name))) for line in _HEADER]
+    if edits.notes:
+        head += ["#", "# Changed or not carried over:", *(f"# - {note}" for note in edits.notes)]
+    return "\n".join([*head, "", edits.result()]), tuple(edits.notes)
 
-    Empty values (`ttl:`) count as not written, as llama-swap takes them.
-    """
-    out: dict[str, Any] = {}
-    for key, value in section.items():
-        here = (*path, key)
-        if _is_foreign(here, value, report) or value is None:
+
+def _tree(text: str, name: str) -> Node:
+    """Environment macros become words of the same length: inside `[..]` they would not be YAML."""
+    blank = _ENV.sub(lambda match: "E" * len(match.group()), text)
+    try:
+        node = document.compose(blank)
+    except (YAMLError, RecursionError):
+        load.load_config_text(blank, name, env={})  # says what is wrong, with its line
+        raise
+    if not isinstance(node, MappingNode):
+        raise ConfigError([Problem(one_line(name), 1, 1, "", f"is not a mapping of keys. A minimal configuration is: {load.MINIMAL}")])
+    return node
+
+
+def _entries(node: Node, path: Path) -> Iterator[_Entry]:
+    """Every entry of the places that have known keys, outer ones first."""
+    if not isinstance(node, MappingNode):
+        return
+    for key, value in node.value:
+        if not isinstance(key, ScalarNode) or key.value == "<<":
             continue
-        if isinstance(value, Mapping) and _may_hold_foreign(here):
-            value = sort_out(value, here, report)
-        out[key] = value
-    return out
-
-
-def _is_foreign(here: Path, value: object, report: Report) -> bool:
-    for refused in REFUSED:
-        if _matches(refused.place, here):
-            if refused.harmless(value):
-                return refused.place[-1] != "use"  # `use: group` is checked by the schema
-            report.add(here, refused.sentence)
-            return True
-    for idle in NO_EFFECT:
-        if _matches(idle.place, here):
-            if not idle.harmless(value):
-                report.warn(here, idle.sentence)
-            return True
-    return False
+        here = (*path, str(key.value))
+        yield _Entry(here, key, value, bool(node.flow_style))
+        if len(here) < document.DEPTH_MAX and (here == ("models",) or known_keys(ConfigFile, here) or _may_hold_foreign(here)):
+            yield from _entries(value, here)
 
 
 def _may_hold_foreign(here: Path) -> bool:
-    """Below these, a missing value is a value of its own (metadata, parameters): nothing is touched."""
-    return here[0] in ("routing", "hooks", "upstream", "groups", "devices") and len(here) < DEPTH_MAX
+    return any(len(foreign.place) > len(here) and matches(foreign.place[: len(here)], here) for foreign in (*REFUSED, *NO_EFFECT))
 
 
-def rename(section: dict[str, Any], synonyms: Mapping[str, str], path: Path, report: Report) -> dict[str, Any]:
-    """Synonyms replaced by the key they stand for; both at once is a problem."""
-    for synonym, key in synonyms.items():
-        if synonym not in section:
-            continue
-        if key in section:
-            report.add((*path, synonym), f"says the same as {key}. Keep one of them.")
-        report.keys[(*path, key)] = report.spot((*path, synonym))
-        section[key] = section.pop(synonym)
-    return section
+def _edit(entry: _Entry, edits: _Edits) -> None:
+    for foreign in (*REFUSED, *NO_EFFECT):
+        if matches(foreign.place, entry.path):
+            if not foreign.harmless(_simple(entry.value)):
+                edits.drop(entry)
+                edits.note(entry, foreign.sentence)
+            return
+    if not _is_known(entry.path):
+        edits.drop(entry)
+        edits.note(entry, f"{quoted(str(entry.path[-1]))} is no key of either program; llama-swap ignores it.")
+        return
+    _rewrite(entry, edits)
+
+
+def _is_known(path: Path) -> bool:
+    keys = known_keys(ConfigFile, path[:-1])
+    if not keys:
+        return True  # names people choose: model ids, groups, macros
+    if path[0] in ("models", "groups", "devices") and len(path) == 2:
+        return True
+    if path[:-2] == ("routing", "router", "settings") and path[-2] == "groups":
+        return True
+    return path[-1] in (*keys, *SYNONYMS, *FILTER_SYNONYMS)
+
+
+def _rewrite(entry: _Entry, edits: _Edits) -> None:
+    match entry.path:
+        case ("healthCheckTimeout",) if isinstance(value := _simple(entry.value), int) and value < LOAD_S_MIN:
+            edits.replace(entry.value, str(LOAD_S_MIN))
+            edits.note(entry, f"{value} became {LOAD_S_MIN}, which llama-swap takes at least.")
+        case ("models", _, "healthCheckTimeout"):
+            edits.note(entry, "llama-swap takes the global value instead; greenroom keeps to this one.")
+        case ("models", _, "concurrencyLimit") if _simple(entry.value) == 0:
+            edits.drop(entry)
+            edits.note(entry, "0 stood for llama-swap's limit of 10 requests; greenroom queues up to queue_limit instead.")
+        case ("models", _, "concurrencyLimit"):
+            edits.replace(entry.key, "parallel")
+            edits.note(entry, "became `parallel`: further requests wait (up to queue_limit) where llama-swap refuses them.")
+        case ("models", _, "filters", "strip_params"):
+            edits.replace(entry.key, "stripParams")
+        case _:
+            pass
+
+
+def _simple(node: Node) -> object:
+    """A node's value as far as it matters here: scalars and emptiness."""
+    if isinstance(node, MappingNode):
+        return {str(key.value): _simple(value) for key, value in node.value if isinstance(key, ScalarNode)}
+    if not isinstance(node, ScalarNode):
+        return list(node.value)
+    written = str(node.value)
+    match str(node.tag).rpartition(":")[2]:
+        case "null":
+            return None
+        case "bool":
+            return written.lower() == "true"
+        case "int" if re.fullmatch(r"[-+]?\d{1,18}", written):
+            return int(written)
+        case _:
+            return written

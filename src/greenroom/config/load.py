@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from . import checks, commands, document, llama_swap, lower, macros
-from .errors import ConfigError, Path, Problem, Report, kind, looks_secret, one_line
+from . import checks, commands, document, foreign, lower, macros
+from .errors import ConfigError, Path, Problem, Report, did_you_mean, kind, looks_secret, one_line, quoted
 from .explain import report_errors
 from .macros import MacroError, Scope
 from .model import Config, ModelConfig
@@ -29,23 +29,38 @@ _KEEP: Mapping[str, frozenset[str]] = {
     "env": _KEEP_PORT,
     "container": _KEEP_PORT,
 }
+_ROUNDS_MAX = 8  # each round takes out at least the innermost of what is wrong
 _COMMANDS = ("cmd", "cmdStop")
 _S = TypeVar("_S", bound=Section)
 
 
-def load_config(path: str | os.PathLike[str], *, env: Mapping[str, str] | None = None, strict: bool = True) -> Config:
+def load_config(
+    path: str | os.PathLike[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    strict: bool = True,
+    limit_names: Collection[str] = (),
+) -> Config:
     """Read one file.  ConfigError holds every problem found, by line.
 
     With strict=False a model with problems is kept, marked `misconfigured` with the first of them; what is
-    wrong outside models is an error all the same.
+    wrong outside models is an error all the same.  `limit_names` are the names `limits` may hold; without
+    them any is taken.
     """
     name = os.fspath(path)
-    return load_config_text(_read(name), name, env=env, strict=strict)
+    return load_config_text(read(name), name, env=env, strict=strict, limit_names=limit_names)
 
 
-def load_config_text(text: str, name: str = "greenroom.yaml", *, env: Mapping[str, str] | None = None, strict: bool = True) -> Config:
+def load_config_text(
+    text: str,
+    name: str = "greenroom.yaml",
+    *,
+    env: Mapping[str, str] | None = None,
+    strict: bool = True,
+    limit_names: Collection[str] = (),
+) -> Config:
     """The same for a text that is already read; `name` is the file name in messages."""
-    return _Loader(Report(name), os.environ if env is None else env, strict).load(text)
+    return _Loader(Report(name), os.environ if env is None else env, strict, frozenset(limit_names)).load(text)
 
 
 def check(path: str | os.PathLike[str], *, env: Mapping[str, str] | None = None) -> list[str]:
@@ -53,7 +68,8 @@ def check(path: str | os.PathLike[str], *, env: Mapping[str, str] | None = None)
     return list(load_config(path, env=env).warnings)
 
 
-def _read(name: str) -> str:
+def read(name: str) -> str:
+    """The text of a configuration file; ConfigError when it cannot be had."""
     try:
         with FilePath(name).open("rb") as file:
             raw = file.read(CONFIG_BYTES_MAX + 1)
@@ -84,12 +100,13 @@ class _Loader:
     report: Report
     env: Mapping[str, str]
     strict: bool
+    limit_names: frozenset[str] = frozenset()
     globals: dict[str, macros.Scalar] = field(default_factory=dict)
 
     def load(self, text: str) -> Config:
         raw = self._document(text.removeprefix("\ufeff"))
         self._learn_secrets(raw)
-        top_raw = llama_swap.sort_out({key: value for key, value in raw.items() if key != "models"}, (), self.report)
+        top_raw = foreign.sort_out({key: value for key, value in raw.items() if key != "models"}, (), self.report)
         self.globals = macros.declared(top_raw.pop("macros", None), ("macros",), self.report)
         for name, chain in Scope(self.globals).cycles():
             self.report.add(("macros", name), f"the macros need each other: {chain}. Break the circle.")
@@ -99,7 +116,8 @@ class _Loader:
         good = {model_id: model for model_id, model in models.items() if model is not None}
         names = self._check(top, good, raw_models)
         self._raise_if_bad()
-        lowered = tuple(self._lowered(model_id, good.get(model_id), top, names) for model_id in raw_models)
+        wrong = self.report.first_by_model()
+        lowered = tuple(self._lowered(model_id, good.get(model_id), top, names, wrong.get(model_id)) for model_id in raw_models)
         return lower.lower(self.report.file, top, lowered, names, self._warnings())
 
     def _document(self, text: str) -> dict[str, Any]:
@@ -157,17 +175,20 @@ class _Loader:
         if not isinstance(raw, Mapping):
             self.report.add(path, f"is {kind(raw)}, not a mapping. Write `cmd: ...` under it.")
             return None
-        section = llama_swap.rename(llama_swap.sort_out(raw, path, self.report), llama_swap.SYNONYMS, path, self.report)
+        section = foreign.rename(foreign.sort_out(raw, path, self.report), foreign.SYNONYMS, path, self.report)
         if isinstance(section.get("filters"), Mapping):
             filters = {key: value for key, value in section["filters"].items() if value is not None}
-            section["filters"] = llama_swap.rename(filters, llama_swap.FILTER_SYNONYMS, (*path, "filters"), self.report)
+            section["filters"] = foreign.rename(filters, foreign.FILTER_SYNONYMS, (*path, "filters"), self.report)
             self._warn_about_model_parameter(section["filters"], (*path, "filters"))
         own = macros.declared(section.pop("macros", None), (*path, "macros"), self.report)
         scope = Scope({**self.globals, **own}, self.env, model_id)
         for name, chain in scope.cycles():
             if name in own:
                 self.report.add((*path, "macros", name), f"the macros need each other: {chain}. Break the circle.")
-        return self._validated(ModelSection, self._expanded(section, path, scope), path)
+        expanded = self._expanded(section, path, scope)
+        for value in secret_values(expanded.get("env")):
+            self.report.hide(value)
+        return self._validated(ModelSection, expanded, path)
 
     def _warn_about_model_parameter(self, filters: Mapping[str, Any], path: Path) -> None:
         stripped = filters.get("stripParams")
@@ -239,12 +260,12 @@ class _Loader:
     def _validated(self, schema: type[_S], section: Mapping[str, Any], path: Path) -> _S:
         """The section as far as it is good: keys with problems are reported and left at their defaults."""
         left = dict(section)
-        for _ in range(len(section) + 1):
+        for _ in range(_ROUNDS_MAX):
             try:
                 return schema.model_validate(left)
             except ValidationError as exc:
-                for key in report_errors(exc, path, schema, self.report):
-                    left.pop(key, None)
+                for place in report_errors(exc, path, schema, self.report):
+                    left = _without(left, place)
         return schema.model_validate({})
 
     def _check(self, top: ConfigFile, models: Mapping[str, ModelSection], ids: Mapping[str, Any]) -> dict[str, str]:
@@ -256,6 +277,10 @@ class _Loader:
                 checks.check_model(model_id, model, ids[model_id] or {}, dict.fromkeys(declared), self.report)
             else:  # which devices there are is not known
                 checks.check_model(model_id, model.model_copy(update={"device": ()}), ids[model_id] or {}, {}, self.report)
+        for name in top.limits if self.limit_names else ():
+            if name not in self.limit_names:
+                said = f"{quoted(name)} is no limit of the data plane.{did_you_mean(name, self.limit_names)}"
+                self.report.add(("limits", name), said)
         checks.check_ports(models, self.report)
         checks.check_references(top, names, self.report)
         return names
@@ -272,17 +297,24 @@ class _Loader:
         if is_bad:
             raise ConfigError(self.report.sorted_problems())
 
-    def _lowered(self, model_id: str, model: ModelSection | None, top: ConfigFile, names: Mapping[str, str]) -> ModelConfig:
-        path: Path = ("models", model_id)
-        found = self.report.sorted_problems(path)
-        wrong = str(found[0]) if found else ""
+    def _lowered(
+        self, model_id: str, model: ModelSection | None, top: ConfigFile, names: Mapping[str, str], problem: Problem | None
+    ) -> ModelConfig:
+        wrong = f"{problem.where}: {problem.message}" if problem is not None else ""
         section = model or ModelSection()
         section = section.model_copy(update={"aliases": tuple(alias for alias in section.aliases if names.get(alias) == model_id)})
-        return lower.lower_model(model_id, section, top, self.report.spot(path)[0], wrong)
+        return lower.lower_model(model_id, section, top, self.report.spot(("models", model_id))[0], wrong)
 
     def _warnings(self) -> tuple[str, ...]:
         """Problems that lenient loading let pass come first."""
         return (*(str(problem) for problem in self.report.sorted_problems()), *self.report.sorted_warnings())
+
+
+def _without(tree: Mapping[str, Any], place: Path) -> dict[str, Any]:
+    """A copy of the tree in which nothing is left at `place`."""
+    if len(place) <= 1 or not isinstance(tree.get(str(place[0])), Mapping):
+        return {key: item for key, item in tree.items() if not place or key != place[0]}
+    return {**tree, str(place[0]): _without(tree[str(place[0])], place[1:])}
 
 
 def _by_id(table: Any) -> list[tuple[tuple[str, ...], Any]]:

@@ -35,7 +35,8 @@ class MacroError(ValueError):
 
 def fill_env(text: str, env: Mapping[str, str], report: Report) -> str:
     """The file's text with every `${env.NAME}` outside comments replaced, escaped for the quotes around it."""
-    return "".join(_filled_line(line, number, env, report) for number, line in enumerate(text.splitlines(keepends=True), start=1))
+    lines = re.split(r"(?<=\n)", text)
+    return "".join(_filled_line(line, number, env, report) for number, line in enumerate(lines, start=1))
 
 
 def _filled_line(line: str, number: int, env: Mapping[str, str], report: Report) -> str:
@@ -70,6 +71,8 @@ def _uses_outside_comments(line: str) -> Iterator[tuple[re.Match[str], str]]:
 
 
 def _env_text(name: str, quote: str, number: int, env: Mapping[str, str], report: Report) -> str:
+    if name not in env and quote:
+        return f"${{env.{name}}}"  # may still be in a comment of a command; told where it is used, if it is
     value = _env_value(name, env, report, number)
     if value is None:
         return "unset"
@@ -144,23 +147,26 @@ class Scope:
         return _as_text(self._expand(text, keep, (), as_command=True))
 
     def cycles(self) -> Iterator[tuple[str, str]]:
-        """(macro, chain) for every macro that needs itself."""
+        """(macro, chain) for every circle, told at its first macro."""
+        told: set[str] = set()
         for name in self.macros:
-            if chain := self._chain(name):
-                yield name, chain
+            chain = self._chain(name) if name not in told else ()
+            told.update(chain)
+            if chain:
+                yield name, " → ".join(chain)
 
-    def _chain(self, start: str) -> str:
+    def _chain(self, start: str) -> tuple[str, ...]:
         trail: list[tuple[str, tuple[str, ...]]] = [(start, (start,))]
         seen = {start}
         while trail:
             name, chain = trail.pop()
             for used in _names(self.macros.get(name)):
                 if used == start:
-                    return " → ".join([*chain, start])
+                    return (*chain, start)
                 if used not in seen:
                     seen.add(used)
                     trail.append((used, (*chain, used)))
-        return ""
+        return ()
 
     def _expand(self, text: str, keep: frozenset[str], chain: tuple[str, ...], as_command: bool) -> Scalar:
         whole = _USE.fullmatch(text)

@@ -42,11 +42,14 @@ def _text(value: object) -> str:
     raise ValueError(f"is {kind(value)}. Write text.")
 
 
+_FLAG_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
 def _flag(value: object) -> bool:
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value in ("true", "false"):
-        return value == "true"
+    if isinstance(value, str) and value.lower() in _FLAG_WORDS:  # YAML 1.1 files write yes and no
+        return _FLAG_WORDS[value.lower()]
     raise ValueError(f"{quoted(value)} is neither true nor false. Write true or false.")
 
 
@@ -144,6 +147,13 @@ Anything: TypeAlias = Annotated[Any, WithJsonSchema({})]
 
 def _number(low: int, high: int) -> WithJsonSchema:
     return _any_of({"type": "integer", "minimum": low, "maximum": high})
+
+
+Parallel: TypeAlias = Annotated[int, _whole(1, 100_000), _number(1, 100_000)]
+QueueLimit: TypeAlias = Annotated[int, _whole(0, 1_000_000), _number(0, 1_000_000)]
+Concurrency: TypeAlias = Annotated[int, _whole(0, 100_000), _number(0, 100_000)]
+DevicesCount: TypeAlias = Annotated[int, _whole(1, 64), _number(1, 64)]
+Port: TypeAlias = Annotated[int, _whole(1, 65_535), _number(1, 65_535)]
 
 
 # ------------------------------------------------------------------------------------------------------- lists, tables
@@ -260,17 +270,19 @@ def _env_text(name: str, item: object) -> str:
 
 def _url(value: object) -> str:
     url = _text(value)
-    parts = urlsplit(url.replace("${PORT}", "1"))
+    if "@" in url:  # the message must not show a password
+        raise ValueError("the address of an engine holds no user or password. Write http://host:port/path.")
     try:
+        parts = urlsplit(url.replace("${PORT}", "1"))
         port = parts.port
     except ValueError:
-        port = 0
+        raise ValueError(f"{quoted(url)} is not the address of an engine. Write http://127.0.0.1:${{PORT}}.") from None
     if parts.scheme == "https":
         raise ValueError(f"{quoted(url)}: engines are reached over plain http only. Write http://127.0.0.1:${{PORT}}.")
     if parts.scheme != "http" or not parts.hostname or port == 0 or any(c.isspace() for c in url):
         raise ValueError(f"{quoted(url)} is not the address of an engine. Write http://127.0.0.1:${{PORT}} or http://host:8000/path.")
-    if parts.query or parts.fragment or parts.username is not None:
-        raise ValueError("an engine's address has no user, query or fragment. Write http://host:port/path.")
+    if parts.query or parts.fragment:
+        raise ValueError(f"{quoted(url)} has a query or fragment. Write http://host:port/path.")
     return url.rstrip("/")
 
 
@@ -319,10 +331,10 @@ def _devices(value: object) -> tuple[str, ...]:
     return () if tuple(names) == ("any",) else tuple(str(name) for name in names)
 
 
-def _policy(value: object) -> dict[str, float]:
+def _policy(value: object) -> dict[str, int | float]:
     table = _table(value)
     known = {each.name: each.type for each in fields(Policy)}
-    out: dict[str, float] = {}
+    out: dict[str, int | float] = {}
     for name, item in table.items():
         if name not in known:
             raise ValueError(f"{quoted(name)} is no scheduling constant.{did_you_mean(name, known)}")
@@ -330,7 +342,7 @@ def _policy(value: object) -> dict[str, float]:
     return out
 
 
-def _constant(name: str, item: object, whole: bool) -> float:
+def _constant(name: str, item: object, whole: bool) -> int | float:
     if name.endswith("_s"):
         return units.duration_s(item)
     if isinstance(item, bool) or not isinstance(item, (int, float)) or item < 0 or item != item or item > 1e9:
@@ -346,15 +358,16 @@ def _limits(value: object) -> dict[str, int | float]:
 
 def _limit(name: str, item: object) -> int | float:
     try:
-        if "_bytes" in name and isinstance(item, str):
-            return units.size_bytes(item)
+        scale = re.search(r"_(bytes|kib|mib)(?:_|$)", name)
+        if scale is not None and isinstance(item, str):
+            return units.size_bytes(item) // {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20}[scale.group(1)]
         if re.search(r"_s(_|$)", name):
             return units.duration_s(item)
     except units.UnitError as exc:
         raise ValueError(f"{name}: {exc}") from None
-    if isinstance(item, bool) or not isinstance(item, (int, float)) or not 0 <= item <= 1 << 50:
-        raise ValueError(f"{name}: {quoted(item)} is not a number from 0 up.")
-    return item
+    if isinstance(item, bool) or not isinstance(item, (int, float)) or not 0 < item <= 1 << 50:
+        raise ValueError(f"{name}: {quoted(item)} is not a number above 0.")
+    return int(item) if isinstance(item, int) else float(item)
 
 
 _LIST = WithJsonSchema({"type": "array", "items": {"type": ["string", "number", "boolean"]}})
@@ -379,7 +392,7 @@ Parameters: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_parameters), 
 ParametersById: TypeAlias = Annotated[dict[str, dict[str, Any]], BeforeValidator(_parameters_by_id), _OBJECT]
 Devices: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_devices), WithJsonSchema({"type": ["string", "array"]})]
 Constants: TypeAlias = Annotated[
-    dict[str, float],
+    dict[str, int | float],
     BeforeValidator(_policy),
     WithJsonSchema(
         {
@@ -418,7 +431,7 @@ class FiltersSection(Section):
     stripParams: Stripped = Field(default=(), description="Request parameters to remove, comma-separated.")
     setParams: Parameters = Field(default_factory=dict, description="Request parameters to set always.")
     setParamsByID: ParametersById = Field(
-       default= default_factory=dict, description="Parameters to set by the name a client used; each name is an alias."
+        default_factory=dict, description="Parameters to set by the name a client used; each name is an alias."
     )
 
 
@@ -473,20 +486,18 @@ class ModelSection(Section):
     metadata: Table = Field(default_factory=dict, description="Passed through to listings.")
     useModelName: Words | None = Field(default=None, description="Written over `model` before forwarding.")
     filters: FiltersSection = Field(default_factory=FiltersSection, description="What to change in JSON requests.")
-    concurrencyLimit: Annotated[int, _whole(0, 100_000), _number(0, 100_000)] = Field(
-        default=0, description="llama-swap's spelling of `parallel`; 0 = not set."
-    )
+    concurrencyLimit: Concurrency = Field(default=0, description="llama-swap's spelling of `parallel`; 0 = not set.")
     macros: Anything = Field(default=None, description="Macros of this model; they win over the global ones.")
     memory: Need | None = Field(default=None, description="Memory it needs on each of its devices.")
     host_memory: Need | None = Field(default=None, description="Host RAM it needs beside that.")
     device: Devices = Field(default=(), description="A device, a list of candidates, or any.")
-    devices_count: Annotated[int, _whole(1, 64), _number(1, 64)] = Field(default=1, description="Devices used at once (tensor parallel).")
+    devices_count: DevicesCount = Field(default=1, description="Devices used at once (tensor parallel).")
     sleep: Sleep = Field(default="auto", description="Sleep level when memory is wanted.")
     sleep_after: Idle | None = Field(default=None, description="Idle time after which it sleeps.")
     pin: Flag = Field(default=False, description="Loaded at start, never evicted.")
     priority: PriorityName = Field(default="interactive", description="Its place in the queue.")
-    parallel: Annotated[int, _whole(1, 100_000), _number(1, 100_000)] | None = Field(default=None, description="Requests in flight at once.")
-    queue_limit: Annotated[int, _whole(0, 1_000_000), _number(0, 1_000_000)] = Field(default=256, description="Waiting requests; beyond it 429.")
+    parallel: Parallel | None = Field(default=None, description="Requests in flight at once.")
+    queue_limit: QueueLimit = Field(default=256, description="Waiting requests; beyond it 429.")
     on_conflict: Conflict = Field(default="refuse", description="What happens when pinned models leave no room.")
     stall_timeout: Duration | None = Field(default=None, description="No byte and no health for this long: the engine is ended.")
     busy_timeout: Duration | None = Field(default=None, description="No byte on a request for this long: the engine is ended.")
@@ -551,7 +562,7 @@ class ConfigFile(Section):
     healthCheckTimeout: Positive = Field(default=120.0, description="Longest start of an engine.")
     globalTTL: Idle = Field(default=0.0, description="Idle time after which engines are stopped; 0 = never.")
     unloadTimeout: Duration = Field(default=10.0, description="Grace between TERM and KILL; 0 = the default.")
-    startPort: Annotated[int, _whole(1, 65_535), _number(1, 65_535)] = Field(default=5800, description="First port given to engines.")
+    startPort: Port = Field(default=5800, description="First port given to engines.")
     logLevel: LogLevel = "info"
     logToStdout: LogTarget = "proxy"
     includeAliasesInList: Flag = Field(default=False, description="Aliases are listed as models of their own.")

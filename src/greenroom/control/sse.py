@@ -136,13 +136,16 @@ class Readers:
         backlog = Backlog(self.limits, len(sources), dropped_note)
         self._open.add(backlog)
         try:
-            await response.prepare(request)
+            try:
+                await response.prepare(request)
+            except ConnectionError:  # gone before the first byte: nothing to tell anybody
+                return response
             async with asyncio.TaskGroup() as group:
                 pumps = [group.create_task(pump(source, encode, backlog)) for source in sources]
                 await asyncio.sleep(0)  # let the pumps subscribe
                 await self._write(request, response, backlog, opening, heartbeat)
-                for pump in pumps:
-                    pump.cancel()
+                for running in pumps:
+                    running.cancel()
         finally:
             self._open.discard(backlog)
         return response
@@ -156,6 +159,9 @@ class Readers:
                 await asyncio.wait_for(response.write(first), self.limits.stall_s_max)
             await self._write_news(request, response, backlog, heartbeat)
         except (ConnectionError, TimeoutError):
+            backlog.close(failed=True)
+        except Exception:  # an edge: the head is out, so an error answer would land inside the stream
+            log.exception("a stream failed; its reader is cut off")
             backlog.close(failed=True)
         if backlog.failed:
             abort(request)

@@ -41,6 +41,7 @@ class Entry:
     oom_tries: int = 0  # retries of the out-of-memory ladder used in this attempt
     ooms: deque[float] = field(default_factory=lambda: deque(maxlen=16))
     quarantined: bool = False
+    unkillable: bool = False  # its process does not end even after SIGKILL; its memory stays booked
     last_error: str = ""
     exit_code: int | None = None
     peak_mib: int = 0  # largest measured per device in this generation
@@ -80,6 +81,7 @@ class Entry:
             instance.devices, instance.level, instance.suspect = (), 0, False
             instance.in_flight.clear()
             instance.quiet.clear()
+            instance.cut.clear()
 
     @property
     def since(self) -> float:

@@ -23,8 +23,11 @@ def ended(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         return
     if asked and report.took_s is not None:
         entry.costs.down_s = blend(entry.costs.down_s, report.took_s, stage.policy.cost_ewma)
+    if report.leaked_mib:
+        _book_leak(stage, entry, report.leaked_mib)
     stage.book.set(entry.id, {})
     stage.touched.add(entry.id)
+    entry.unkillable = False
     entry.exit_code = report.exit_code
     entry.host_mib, entry.measured_mib = 0, {}
     if report.leaked_mib:
@@ -48,6 +51,14 @@ def ended(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         stage.waiting[entry.id] = entry
 
 
+def _book_leak(stage: Stage, entry: Entry, leaked_mib: int) -> None:
+    """Memory that did not come back is outside memory from now on; the next sample tells more exactly."""
+    for device, held in stage.book.of(entry.id).items():
+        pool = stage.book.pools[device]
+        if pool.device.measured and device in entry.instance.devices:
+            pool.outside_mib += min(held, leaked_mib)
+
+
 def settle_move(stage: Stage, entry: Entry, move: Move | None) -> None:
     """A target that ended leaves its lanes; a victim that ended is simply gone already."""
     if move is not None and move.target is entry and move in stage.moves:
@@ -59,6 +70,7 @@ def _unkillable(stage: Stage, entry: Entry, report: InstanceReported) -> None:
     if entry.last_error != report.why:
         stage.tell(entry, "unkillable", report.why or "does not end even after SIGKILL; its memory stays booked", "warning")
     entry.last_error = report.why
+    entry.unkillable = True
     stage.deny(entry, 503, "unkillable", report.why)
     stage.refuse_all(entry, 503, "unkillable", f"{entry.id}: {report.why}", 60.0)
     if entry.state is not State.STOPPING:

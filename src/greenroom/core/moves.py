@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from .costs import blend
 from .entry import Entry
-from .facts import Admit, Cut, Done, InstanceReported, Sleep, Start, State, Stop, Wake
+from .facts import Admit, Done, InstanceReported, Sleep, Start, State, Stop, Wake
 from .placement import Choice, leave_s, loss_s, touch
 from .queue import Waiting
 from .residency import FALLING, HOME, RISING
@@ -102,8 +102,10 @@ def _advance_gate(stage: Stage, move: Move) -> bool:
     alive = [stage.entries[name] for name in move.victims if stage.entries[name].state in (State.READY, State.DRAINING)]
     if any(victim.instance.in_flight for victim in alive):
         return _cut_overdue(stage, move, alive)
-    for victim in alive:
-        send_off(stage, victim, move.victims[victim.id], f"{target.id} needed {gib(_wanted_mib(stage, target, move))}", evicted=True)
+    why = f"{target.id} needed {gib(_wanted_mib(stage, target, move))}"
+    sleepers = [stage.entries[name] for name in move.victims if stage.entries[name].state is State.ASLEEP]
+    for victim in alive + sleepers:
+        send_off(stage, victim, move.victims[victim.id], why, evicted=True)
     move.phase, move.phase_at = Phase.LEAVING, stage.now
     if not any(stage.entries[name].state in FALLING for name in move.victims):
         _arrive(stage, move)
@@ -118,8 +120,8 @@ def _cut_overdue(stage: Stage, move: Move, alive: list[Entry]) -> bool:
         stage.decide_by(move.began_at + limit_s)
         return False
     for victim in alive:
-        for request in sorted(victim.instance.in_flight):
-            stage.say(Cut(request, "evicted", f"{victim.id} had {limit_s:g} s to finish its requests (scheduling.drain_timeout_s)"))
+        why = f"{victim.id} had {limit_s:g} s to finish its requests (scheduling.drain_timeout_s)"
+        stage.cut(victim, victim.instance.in_flight, "evicted", why)
     move.began_at = stage.now  # once per limit
     return False
 
@@ -200,7 +202,7 @@ def send_off(stage: Stage, entry: Entry, level: int, why: str, *, evicted: bool 
     assert not instance.in_flight, f"{entry.id} has {len(instance.in_flight)} requests in flight"
     stage.touched.add(entry.id)
     held = stage.book.of(entry.id)
-    freed = {device: mib for device, mib in held.items()}
+    freed = dict(held)
     entry.evictions += evicted
     idle = f"idle {span(stage.now - instance.idle_at)}" if entry.state in (State.READY, State.DRAINING) else f"was {entry.state.value}"
     back = f"back in about {span(loss_s(entry, level) - leave_s(entry, level))}"

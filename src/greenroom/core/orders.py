@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .entry import Entry, Wish
-from .facts import Cut, Done, Operation, OperatorAsked, Refuse, SetupChanged, State
+from .facts import Done, Operation, OperatorAsked, Refuse, SetupChanged, State
 from .moves import depart, learn_down, send_off, span
 from .placement import fall_level, is_idle
 from .queue import Waiting
@@ -66,8 +66,7 @@ def _unload(stage: Stage, entry: Entry, event: OperatorAsked) -> None:
     entry.order = "unload"
     stage.ordered[entry.id] = entry
     if event.force:
-        for request in sorted(entry.instance.in_flight):
-            stage.say(Cut(request, "unloaded", f"{entry.id} was unloaded by an operator"))
+        stage.cut(entry, entry.instance.in_flight, "unloaded", f"{entry.id} was unloaded by an operator")
 
 
 def _sleep(stage: Stage, entry: Entry, event: OperatorAsked) -> None:

@@ -36,7 +36,7 @@ def is_idle(entry: Entry) -> bool:
 
 def fall_level(stage: Stage, entry: Entry) -> int:
     """The sleep level a victim falls to: the cheapest wake that host RAM has room for; 0 = it stops."""
-    tiers = sorted(entry.model.sleep, key=lambda tier: entry.costs.waking(tier))
+    tiers = sorted(entry.model.sleep, key=entry.costs.waking)
     ram = stage.book.pools.get("ram")
     held = stage.book.of(entry.id)
     for tier in tiers:

@@ -54,9 +54,16 @@ class ModelQueue:
         return self._ghosts == len(self._items) and all(item.quiet_ghost for item in self._items.values())
 
     def add(self, item: Waiting, *, front: bool = False) -> None:
+        """At the end; or, for one that comes back, before all that arrived after it."""
+        earlier = []
+        while front and self._items and self.first().arrived_at <= item.arrived_at:
+            earlier.append(self._items.popitem(last=False))
         self._items[item.request] = item
         if front:
             self._items.move_to_end(item.request, last=False)
+        for request, other in reversed(earlier):
+            self._items[request] = other
+            self._items.move_to_end(request, last=False)
         self._ghosts += item.ghost
         self.weight += item.weight
         self.arrived_sum += item.weight * item.arrived_at

@@ -80,6 +80,7 @@ class Instance:
     level: int = 0  # sleep level while going to sleep, asleep or waking
     in_flight: set[int] = field(default_factory=set)
     quiet: set[int] = field(default_factory=set)  # subset of in_flight: silent tunnels
+    cut: set[int] = field(default_factory=set)  # subset of in_flight: told to end, not ended yet
     ready_at: float = 0.0
     idle_at: float = 0.0  # ready, or the last in-flight request ended
     left_ready_at: float = float("-inf")

@@ -347,18 +347,19 @@ def _hopeless_on(stage: Stage, entry: Entry, devices: tuple[str, ...]) -> tuple[
         pinned = stage.pinned_on(device, besides=entry)
         missing = need - (pool.most_mib - pinned)
         if missing > 0:
-            holders = ", ".join(other.id for other in stage.pinned() if other is not entry and device in other.model.devices)
-            text = (
-                f"no room: {entry.id} needs {gib(need)} on {device}, held by pinned {holders} ({gib(pinned)}): {gib(missing)} are missing"
-            )
-            if entry.model.on_conflict == "refuse":
+            stuck = [name for name in pool.holders if stage.entries[name].unkillable]
+            pins = [other.id for other in stage.pinned() if other is not entry and device in other.model.devices]
+            holders = ", ".join([*(f"pinned {name}" for name in pins), *(f"{name}, which does not end" for name in stuck)])
+            text = f"no room: {entry.id} needs {gib(need)} on {device}, held by {holders} ({gib(pinned)}): {gib(missing)} are missing"
+            if entry.model.on_conflict == "refuse" or stuck:
                 return missing, ("no_room", text, False)
             continue
         missing = need - (pool.budget_mib - pinned)
         if missing > 0:
             who = f" by {pool.holder}" if pool.holder else " by other programs"
             free = max(0, pool.budget_mib - pinned)
-            text = f"no room: {entry.id} needs {gib(need)} on {device}, {gib(free)} are free, {gib(pool.outside_mib)} are used{who}: {gib(missing)} are missing"
+            used = f"{gib(pool.outside_mib)} are used{who}"
+            text = f"no room: {entry.id} needs {gib(need)} on {device}, {gib(free)} are free, {used}: {gib(missing)} are missing"
             return missing, ("no_room", text, True)
     return None
 

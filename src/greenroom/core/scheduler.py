@@ -15,7 +15,6 @@ from .entry import Entry
 from .facts import (
     Action,
     Admit,
-    Cut,
     Event,
     InstanceReported,
     MemoryMeasured,
@@ -132,9 +131,7 @@ class Scheduler:
             return False  # one more of many changes nothing that a timer does not see
         if not any(stage.lane_open(device) for device in entry.model.devices) and stage.policy.lanes == 1:
             return False
-        if decide(stage, entry):
-            return True
-        return False
+        return decide(stage, entry)
 
     def _refusal(self, entry: Entry, event: RequestArrived) -> Refuse | None:
         stage, now, request = self._stage, self._stage.now, event.request
@@ -150,6 +147,8 @@ class Scheduler:
                 f"{entry.id} ran out of memory too often and is not started again until an operator loads it: {entry.last_error}",
                 60.0,
             )
+        if entry.unkillable:
+            return Refuse(request, 503, "unkillable", f"{entry.id} cannot be started: {entry.last_error}", 60.0)
         if entry.state is State.FAILED:
             left_s = max(0.1, entry.backoff_until - now)
             text = f"{entry.id} failed {entry.failures} times in a row (last: {entry.last_error}) and is tried again in {span(left_s)}"
@@ -196,12 +195,13 @@ class Scheduler:
 
     def _left(self, entry: Entry, generation: int, request: RequestId) -> None:
         """A request is no longer in flight on its instance."""
-        stage, instance = self._stage, entry.instance
+        instance = entry.instance
         if generation != instance.generation or request not in instance.in_flight:
             return
         was_busy = instance.busy
         instance.in_flight.discard(request)
         instance.quiet.discard(request)
+        instance.cut.discard(request)
         if was_busy and not instance.busy:
             self._fell_idle(entry)
 
@@ -318,7 +318,9 @@ class Scheduler:
         for name, mib in pool.holders.items():
             if name not in event.own_mib and stage.entries[name].state in FALLING:
                 own += mib
-        pool.outside_mib = pool.outside_counted_mib(max(0, event.used_mib - own))
+        outside = pool.outside_counted_mib(max(0, event.used_mib - own))
+        falling = any(stage.entries[name].state in FALLING for name in pool.holders)
+        pool.outside_mib = max(pool.outside_mib, outside) if falling else outside
         pool.high_samples = pool.high_samples + 1 if pool.free_mib < 0 else 0
         return bool(stage.waiting or stage.moves or stage.ordered or pool.high_samples)
 
@@ -330,6 +332,7 @@ class Scheduler:
 
     def _ticked(self, event: Ticked) -> bool:
         self._stage.timer_at = NEVER
+        self._stage.decide_at = NEVER  # derived again while settling
         return True
 
     def _setup_changed(self, event: SetupChanged) -> bool:
@@ -344,8 +347,8 @@ class Scheduler:
             if entry.state not in HOME:
                 entry.order = "unload"
                 stage.ordered[entry.id] = entry
-                for request in sorted(entry.instance.in_flight) if event.force else ():
-                    stage.say(Cut(request, "shutdown", "greenroom is shutting down"))
+                if event.force:
+                    stage.cut(entry, entry.instance.in_flight, "shutdown", "greenroom is shutting down")
         return True
 
     # ------------------------------------------------------------------ settling
@@ -421,9 +424,13 @@ class Scheduler:
     def shutting_down(self) -> bool:
         return self._stage.shutting_down
 
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._stage.waiting)
+
     def is_down(self) -> bool:
         """Whether every instance is stopped (after a shutdown)."""
-        return all(entry.state in HOME for entry in self._stage.entries.values())
+        return all(entry.state in HOME or entry.unkillable for entry in self._stage.entries.values())
 
     def state_of(self, model: str) -> State:
         entry = self._stage.entries.get(model)
@@ -444,6 +451,14 @@ class Scheduler:
     def story(self, model: str) -> list[tuple[float, str]]:
         entry = self._stage.entries.get(model)
         return list(entry.story) if entry is not None else []
+
+    def learned(self, model: str) -> tuple[int | None, float | None, float | None] | None:
+        """(measured need in MiB, start in s, stop in s) of a model, each None until measured."""
+        entry = self._stage.entries.get(model)
+        if entry is None:
+            return None
+        need = entry.need_mib if entry.need_source == "measured" else None
+        return need, entry.costs.up_s, entry.costs.down_s
 
     def model(self, name: str) -> Model | None:
         entry = self._stage.entries.get(name)

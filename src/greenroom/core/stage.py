@@ -6,6 +6,7 @@ Everything here is touched only from inside `Scheduler.handle`.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import combinations
@@ -117,7 +118,7 @@ class Stage:
 
     def ghost(self, entry: Entry, *, quiet: bool) -> None:
         """Want `entry` ready although no client asks: a preload, a pinned start, a restore."""
-        if entry.state is State.READY or entry.queue.ghostly:
+        if entry.state is State.READY or entry.queue.ghostly or entry.model.misconfigured:
             return
         self.ghosts -= 1
         self.enqueue(entry, Waiting(self.ghosts, self.now, ghost=True, quiet_ghost=quiet))
@@ -137,9 +138,14 @@ class Stage:
             self.say(Refuse(wish.request, status, code, message))
         entry.wishes = []
 
+    def cut(self, entry: Entry, requests: Iterable[int], code: str, why: str) -> None:
+        """Tell admitted requests to end, each once."""
+        for request in sorted(set(requests) - entry.instance.cut):
+            entry.instance.cut.add(request)
+            self.say(Cut(request, code, why))
+
     def cut_quiet(self, entry: Entry, why: str) -> None:
-        for request in sorted(entry.instance.quiet):
-            self.say(Cut(request, "evicted", why))
+        self.cut(entry, entry.instance.quiet, "evicted", why)
 
     # ------------------------------------------------------------------ lanes
 
@@ -163,8 +169,10 @@ class Stage:
     # ------------------------------------------------------------------ needs
 
     def pinned_on(self, device: str, *, besides: Entry) -> int:
-        """MiB of a device that pinned models hold or are owed."""
-        total = 0
+        """MiB of a device that will not be given back: what pinned models hold or are owed, and what will not die."""
+        total = sum(
+            mib for name, mib in self.book.pools[device].holders.items() if self.entries[name].unkillable and not self.entries[name].pinned
+        )
         for entry in self.pinned():
             if entry is besides:
                 continue
@@ -214,6 +222,8 @@ class Stage:
         self.decide_at = min(self.decide_at, at)
 
     def set_timer(self) -> None:
+        if not self.waiting and not self.moves:
+            self.decide_at = NEVER
         at = min(self.due[0][0] if self.due else NEVER, self.decide_at)
         if at < NEVER and (at < self.timer_at - EPSILON_S or self.timer_at <= self.now):
             self.timer_at = max(at, self.now)
@@ -236,10 +246,9 @@ def conflicts_of(groups: tuple[Group, ...], models: list[str]) -> dict[str, froz
 def _excludes(one: Group | None, other: Group | None) -> bool:
     if one is not None and one is other:
         return one.swap
-    exclusive = (one is not None and one.exclusive and not (other and other.persistent)) or (
+    return (one is not None and one.exclusive and not (other and other.persistent)) or (
         other is not None and other.exclusive and not (one and one.persistent)
     )
-    return exclusive
 
 
 def pools_for(devices: tuple[Device, ...]) -> Book:

@@ -18,7 +18,8 @@ async def wait_exited(identities: Iterable[Identity], timeout_s: float) -> bool:
     try:
         async with asyncio.timeout(max(0.0, timeout_s)):
             await _all_readable(handles)
-            while any(_runs(identity) for identity in wanted):  # only those without a pidfd can still run here
+            # Only those without a pidfd can still run here, and nothing tells of their end.
+            while any(_runs(identity) for identity in wanted):  # noqa: ASYNC110
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         return not any(_runs(identity) for identity in wanted)

@@ -164,9 +164,9 @@ class LogRing:
         held = b"\r" if data.endswith(b"\r") else b""  # perhaps the first half of a line end
         if b"\r" in data:
             data = data[: len(data) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        whole, end, part = data.rpartition(b"\n")
+        whole, newline, part = data.rpartition(b"\n")
         self._part = part + held
-        if end:
+        if newline:
             self._take(whole)
         if len(self._part) > self._part_bytes_max:
             self._take(self._part[: self._part_bytes_max], cut=True)

@@ -101,8 +101,9 @@ def _reached(found: list[Listener], host: str) -> list[Listener]:
     except ValueError:
         return found
     exact = [listener for listener in found if listener.host == wanted]
-    wild = [listener for listener in found if listener.host.is_unspecified and (wanted.version == 4 or listener.host.version == 6)]
-    return exact or wild
+    wild = [listener for listener in found if listener.host.is_unspecified]
+    same_family = [listener for listener in wild if listener.host.version == wanted.version]
+    return exact or same_family or ([] if wanted.version == 6 else wild)  # `::` takes IPv4 connections too, not the reverse
 
 
 def _listeners(path: str, port: bytes) -> list[Listener]:

@@ -1,8 +1,8 @@
 """Starting an engine, following everything it starts, and ending all of it.
 
 An engine is more than the process we start: wrapper shells, workers, daemons that fork twice.  A `Process` knows
-its whole tree by four signs: the session it was started in, descent, a marker in the environment, and having been
-seen before.  Orphans come to us (this process is made their reaper), so nothing is left as a zombie either.
+its whole tree by these signs: the session it was started in, descent, a marker in the environment, our pipe as its
+output, and having been seen before.  Orphans come to us (this process is made their reaper), so nothing is left as a zombie either.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from greenroom.host.exits import open_pidfd, wait_exited
 from greenroom.host.logs import LogRing
 from greenroom.host.proctable import (
     INSTANCE_KEY,
-    KERNEL_THREADS_PID,
     SUPERVISOR_KEY,
     Entry,
     Identity,
@@ -42,6 +41,7 @@ KEEP_BYTES_MAX = 256 * 1024  # of one such read; more than that at once is a flo
 DRAIN_BYTES_MAX = 4 * 1024 * 1024
 KILL_S_MAX = 10.0
 ORPHAN_EXITS_MAX = 256
+FOLLOW_S = 3600.0  # one look at least, at an engine that has detached
 EXIT_POLL_S = 0.02  # only where there are no pidfds
 
 _PR_SET_PDEATHSIG = 1
@@ -50,7 +50,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 # Facts about this operating-system process, not about one engine: whom we started, and how adopted orphans ended.
 _started: set[int] = set()
-_orphan_exits: dict[int, Exit] = {}
+_orphan_exits: dict[Identity, Exit] = {}
 
 
 class SpawnError(Exception):
@@ -104,10 +104,12 @@ class Process:
         self._seen: set[Identity] = set()
         self._strangers: set[Identity] = set()
         self._session_over = False
+        self._orphan_exit: Exit | None = None  # of the last part of it that ended as our adopted child
         self._ended = asyncio.Event()
         self._callbacks: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
         self._output: int | None = output
+        self._pipe = f"pipe:[{os.fstat(output).st_ino}]"
         self._handle = open_pidfd(self.identity)
         self._watch()
 
@@ -129,12 +131,11 @@ class Process:
         After any other exit the engine is broken even if parts of it linger (`stop` ends those).
         """
         result = await self.wait()
-        if result.code == 0 and self.tree():
-            while not await self.tree_gone(3600.0):
-                pass
-            ended = [_orphan_exits[pid] for pid, _ in self._seen if pid in _orphan_exits]
-            result = ended[-1] if ended else Exit(None, None)
-        return result
+        if result.code != 0 or not self.tree():
+            return result
+        while not await self.tree_gone(FOLLOW_S):
+            pass
+        return self._orphan_exit or Exit(None, None)
 
     @property
     def detached(self) -> bool:
@@ -190,21 +191,24 @@ class Process:
         _reap_orphans(table)
         if self.exited and not any(entry.session == self.pid for entry in table.values()):
             self._session_over = True  # from here on its number may be given to a stranger
+        self._orphan_exit = next((_orphan_exits[each] for each in self._seen if each in _orphan_exits), self._orphan_exit)
         roots = [pid for pid, entry in table.items() if self._is_root(entry)]
         members = [table[pid] for pid in descendants(table, roots) if pid in table]
-        self._seen = {entry.identity for entry in members} | (self._seen if self.exited else set())
+        self._seen = {entry.identity for entry in members}
         self._strangers.intersection_update({entry.identity for entry in table.values()})
         return [entry for entry in members if entry.live]
 
     def _is_root(self, entry: Entry) -> bool:
         if entry.identity in self._seen or entry.identity == self.identity:
             return True
-        if entry.started_ticks < self.identity[1] or entry.identity in self._strangers or KERNEL_THREADS_PID in (entry.pid, entry.ppid):
+        if entry.started_ticks < self.identity[1] or entry.identity in self._strangers:
             return False
         if entry.session == self.pid and not self._session_over:
             return True
         if environ_value(entry.pid, INSTANCE_KEY) == self.token.encode():
             return True
+        if entry.ppid == os.getpid() and entry.pid not in _started:
+            return _prints_to(entry.pid, self._pipe)  # an orphan without its environment; not remembered, its files may change
         self._strangers.add(entry.identity)
         return False
 
@@ -314,7 +318,7 @@ def _start(launch: Launch, inlet: int, environment: dict[str, str]) -> subproces
             env=environment,
             close_fds=True,
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),
+            preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - it takes no lock and allocates next to nothing
         )
 
 
@@ -360,6 +364,16 @@ def _become_reaper() -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def _prints_to(pid: int, pipe: str) -> bool:
+    for descriptor in (1, 2):
+        try:
+            if os.readlink(f"/proc/{pid}/fd/{descriptor}") == pipe:
+                return True
+        except OSError:
+            pass  # closed, or not ours to look at
+    return False
+
+
 def _reap_orphans(table: dict[int, Entry]) -> None:
     """Reap dead children we did not start.  Those of other libraries in this process live in our own session: not touched."""
     own = os.getpid()
@@ -372,7 +386,7 @@ def _reap_orphans(table: dict[int, Entry]) -> None:
         except ChildProcessError:
             continue
         if pid:
-            _orphan_exits[pid] = Exit.of(os.waitstatus_to_exitcode(status))
+            _orphan_exits[entry.identity] = Exit.of(os.waitstatus_to_exitcode(status))
             while len(_orphan_exits) > ORPHAN_EXITS_MAX:
                 del _orphan_exits[next(iter(_orphan_exits))]
 

@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeAlias
 Identity: TypeAlias = tuple[int, int]  # pid and kernel start time in ticks: a reused pid has another start time
 
 ENVIRON_BYTES_MAX = 2 * 1024 * 1024  # the kernel's own limit for arguments and environment together
-KERNEL_THREADS_PID = 2  # kthreadd: it and its children have no program, no memory and no environment
 SUPERVISOR_KEY = b"GREENROOM_SUPERVISOR"  # whose engine: state directory and run
 INSTANCE_KEY = b"GREENROOM_INSTANCE"  # which engine
 

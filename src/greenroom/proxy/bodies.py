@@ -422,6 +422,9 @@ def _field_name(head: bytes) -> bytes | None:
     return None
 
 
+_FIRST_LETTERS = frozenset({b"m", b"s", b"%"})  # of a wanted name, as it may be written
+
+
 class _Urlencoded(_Fields):
     """`name=value&...`; only one pair at a time is kept, and none that is too long to matter."""
 
@@ -436,6 +439,9 @@ class _Urlencoded(_Fields):
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         *ended, last = bytes(data).split(b"&")
         for piece in ended:
+            if not self._pair and not self._is_skipping and piece[:1] not in _FIRST_LETTERS:
+                self._base += len(piece) + 1  # a form may be a million pairs
+                continue
             self._extend(piece)
             self._end_pair()
         self._extend(last)

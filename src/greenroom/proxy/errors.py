@@ -6,6 +6,7 @@ Every body has OpenAI's shape `{"error": {"message", "type", "param", "code"}}`.
 from __future__ import annotations
 
 import difflib
+import heapq
 import math
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +17,7 @@ from greenroom.proxy.admission import Catalog, Refusal
 SHOWN_CHARS_MAX = 120  # of anything a client wrote, when a message repeats it
 RETRY_AFTER_S_MAX = 86_400
 NEAR_NAMES_MAX = 3
-NEAR_LOOKED_AT_MAX = 500  # names compared for "did you mean": a miss must stay cheap however many models there are
+NEAR_LOOKED_AT_MAX = 200  # names compared for "did you mean": a miss must stay cheap however many models there are
 
 REASONS: Mapping[int, bytes] = {
     100: b"Continue",
@@ -167,10 +168,10 @@ def near_names(name: str, catalog: Catalog) -> tuple[str, ...]:
     """Listed names that look like this one, best first, at most three."""
     if len(name) > 2 * SHOWN_CHARS_MAX:
         return ()
-    listed = [known for known, model in catalog.names.items() if not catalog.models[model].unlisted][:NEAR_LOOKED_AT_MAX]
-    folded: dict[str, str] = {known.casefold(): known for known in listed}
+    folded = {known.casefold(): known for known, model in catalog.names.items() if not catalog.models[model].unlisted}
     wanted = name.casefold()
-    close = difflib.get_close_matches(wanted, folded, n=NEAR_NAMES_MAX, cutoff=0.6)
+    alike = heapq.nsmallest(NEAR_LOOKED_AT_MAX, folded, key=lambda known: abs(len(known) - len(wanted)))
+    close = difflib.get_close_matches(wanted, alike, n=NEAR_NAMES_MAX, cutoff=0.6)
     if len(wanted) >= 3:
         close += [known for known in folded if wanted in known and known not in close]
     return tuple(folded[known] for known in close[:NEAR_NAMES_MAX])

@@ -249,7 +249,10 @@ class Exchange:
             return
         assert self.route is not None
         try:
-            _STARTS[self.route.kind](self)
+            if self.route.redirect is not None:
+                self.redirect(self.route.redirect)
+            else:
+                _STARTS[self.route.kind](self)
         except bodies.BadBody as exc:
             self.refuse(exc.refusal)
 
@@ -311,9 +314,11 @@ class Exchange:
         if bodies.needs_rewrite(model, asked):
             self.source = body = bodies.rewrite_json(body, model, asked)
         if route.rerank:
-            self.plan = plan_rerank(body, route.path, model.engine)
-            if self.plan is not None:
-                self.source = self.plan.body
+            plan = plan_rerank(body, route.path, model.engine)
+            if isinstance(plan, Refusal):
+                raise bodies.BadBody(plan)
+            self.plan = plan
+            self.source = plan.body
 
     def _rewrite_form(self, model: ModelRoute, asked: str) -> None:
         if model.use_model_name is None or model.use_model_name == asked:
@@ -365,10 +370,6 @@ class Exchange:
         self.refuse(error)
 
     def _start_control(self) -> None:
-        assert self.route is not None
-        if self.route.redirect is not None:
-            self.redirect(self.route.redirect)
-            return
         path = self.client.server.plane.control_socket
         if path is None:
             self.refuse(Refusal(503, "no_control", "The control plane is not running here; ask the operator for its address."))
@@ -630,7 +631,8 @@ class Exchange:
         elif len(collected) > self.collected_max:
             self._drop_upstream()
             limit = self.client.server.limits.translate_mib_max
-            self._fail(Refusal(502, "engine_broke", f"The engine's answer is larger than {limit} MiB, too large to be translated."), Outcome.ENGINE_BROKE)
+            message = f"The engine's answer is larger than {limit} MiB, too large to be translated."
+            self._fail(Refusal(502, "engine_broke", message), Outcome.ENGINE_BROKE)
 
     def _tell_collected_error(self) -> None:
         """The engine refused (or answered no event stream) after the client was told 200: an error event, then a cut."""
@@ -649,6 +651,15 @@ class Exchange:
 
     def _translate(self) -> None:
         assert self.plan is not None
+        other = self.plan.fallback(self.status)
+        if other is not None:  # the engine speaks the other dialect
+            self.plan = other
+            self.source = other.body
+            self.collected = None
+            self.status = 0
+            self.phase = Phase.CONNECTING
+            self._connect()
+            return
         status, body = self.plan.answer(self.status, bytes(self.collected or b""))
         self.collected = None
         self._answer_json(status, body)
@@ -659,8 +670,8 @@ class Exchange:
             return
         self.upstream = None
         self.client.server.stats.engine_broke += 1
-        model = self.grant.model if self.grant is not None else "The control plane"
-        refusal = Refusal(502, "engine_broke", f"The engine of {model} failed: {why}." if self.grant is not None else f"{model} failed: {why}.")
+        who = f"The engine of {self.grant.model}" if self.grant is not None else "The control plane"
+        refusal = Refusal(502, "engine_broke", f"{who} failed: {why}.")
         self._guarded(lambda: self._fail(refusal, Outcome.ENGINE_BROKE))
 
     def switched(self, upstream: Upstream, early: bytes) -> None:
@@ -726,7 +737,8 @@ class Exchange:
 
     def redirect(self, location: bytes) -> None:
         status = 301 if self.method in (b"GET", b"HEAD") else 308
-        head = response_head(status, (b"Location: %b\r\n" % location, b"Content-Length: 0\r\n"), b"".join(self.cors()), self._connection_line())
+        lines = (b"Location: %b\r\n" % location, b"Content-Length: 0\r\n")
+        head = response_head(status, lines, b"".join(self.cors()), self._connection_line())
         self._answer(status, head)
 
     def _answer_json(self, status: int, body: bytes) -> None:
@@ -757,13 +769,12 @@ class Exchange:
             client.cut_short(reset=self.framing == UNTIL_CLOSE)
         else:
             self.status = refusal.status
-            self.keep = self.keep and not client.server.draining
+            self.keep = self.keep and not client.server.draining and not self.upgrade
             extra = self.cors()
             if self.route is not None and self.route.allow:
                 extra = (*extra, b"Allow: %b\r\n" % self.route.allow)
-            keep = self.keep and (self.http11 or False)
-            self.keep = keep
-            client.transport.write(errors.answer(refusal, head_only=self.method == b"HEAD", keep_alive=keep, extra=extra))
+            self.keep = self.keep and self.http11
+            client.transport.write(errors.answer(refusal, head_only=self.method == b"HEAD", keep_alive=self.keep, extra=extra))
         self._end(outcome)
 
     def _drop_upstream(self) -> None:
@@ -776,13 +787,6 @@ class Exchange:
         if self.phase is Phase.OVER:
             return
         self.client.server.stats.client_gone += 1
-        if self.phase in (Phase.ASKING, Phase.WAITING):
-            ticket, self.ticket = self.ticket, None
-            self._end(None)
-            self.ticket = ticket  # an admission may be under way
-            if ticket is not None:
-                ticket.cancel()
-            return
         self._end(Outcome.CLIENT_GONE)
 
     def tunnel_ended(self, outcome: Outcome, bytes_out: int) -> None:
@@ -791,8 +795,7 @@ class Exchange:
 
     def _end(self, outcome: Outcome | None) -> None:
         """The one end.  `outcome` None: refused, or left before an admission."""
-        admitted = self.phase in (Phase.CONNECTING, Phase.SENT, Phase.TUNNEL)
-        self.phase = Phase.OVER
+        was, self.phase = self.phase, Phase.OVER
         self._drop_upstream()
         self._forget_body()
         client = self.client
@@ -801,8 +804,12 @@ class Exchange:
         server.stats.bytes_out += self.bytes_out
         self.comment_at = inf
         ticket = self.ticket
-        if ticket is not None and admitted:
+        if ticket is None:
+            pass
+        elif was in (Phase.CONNECTING, Phase.SENT, Phase.TUNNEL):
             ticket.finish(outcome or Outcome.OK, self.status, self.bytes_out, self.first_byte_s)
+        elif was is Phase.WAITING:
+            ticket.cancel()
         server.report(self, "refused" if outcome is None else outcome.value)
         client.finished(self)
 

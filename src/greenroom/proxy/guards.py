@@ -195,9 +195,9 @@ def _without_port(host: str) -> str:
 
 def _unknown_host(host: bytes) -> Refusal:
     name = errors.shown(host.decode("latin-1"))
-    return Refusal(403, "unknown_host", f"This server is not called {name}; use its address, or add the name to its allowed hosts.")
+    return Refusal(403, "unknown_host", f"This server is not called {name}; use its address, or add the name to `allowed_hosts`.")
 
 
 def _foreign_origin(origin: bytes) -> Refusal:
     name = errors.shown(origin.decode("latin-1"))
-    return Refusal(403, "foreign_origin", f"A page of {name} may not do this; add its origin to the allowed origins if it should.")
+    return Refusal(403, "foreign_origin", f"A page of {name} may not do this; add its origin to `cors_origins` if it should.")

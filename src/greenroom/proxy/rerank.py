@@ -64,7 +64,7 @@ class RerankPlan:
             return status, _error(status, body)
         try:
             results, rest = _read(body, len(self.asked.documents))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError, ValueError) as exc:
+        except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError, OverflowError) as exc:
             message = f"The engine's rerank answer could not be read ({errors.shown(str(exc))}); look at its log."
             return 502, errors.error_body(Refusal(502, "engine_answer", message))
         results.sort(key=lambda found: (-found[1], found[0]))

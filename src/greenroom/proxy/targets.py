@@ -217,8 +217,10 @@ def is_engine_control(method: bytes, path: bytes) -> bool:
     text = decoded(path)
     if text is None:
         return True
-    # An engine may take a decoded `?` for the end of the path, or for a part of it.
-    return any(_steers(method, _segments(reading)) for reading in {text, _ENDS.split(text, maxsplit=1)[0]})
+    # An engine may take a decoded `?` for the end of the path or for a part of it, and merge slashes before or after
+    # it resolves dot segments.
+    readings = {text, _ENDS.split(text, maxsplit=1)[0]}
+    return any(_steers(method, _segments(reading, merge_first=first)) for reading in readings for first in (True, False))
 
 
 def _steers(method: bytes, segments: list[str]) -> bool:
@@ -251,23 +253,24 @@ def decoded(path: bytes) -> str | None:
     return None
 
 
-def _segments(text: str) -> list[str]:
-    """The segments of a decoded path as the most forgiving engine would read them.
+def _segments(text: str, *, merge_first: bool = True) -> list[str]:
+    """The segments of a decoded path as the most forgiving engine would read them, empty ones left out.
 
     Backslashes are slashes; `;params`, outer blanks, control characters and trailing dots are gone; dot segments are
-    resolved; empty ones dropped; case folded.
+    resolved; case folded.  `merge_first`: an empty segment is nothing that `..` could take away.
     """
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
     segments: list[str] = []
-    for segment in text.casefold().replace("\\", "/").split("/"):
+    for segment in text.casefold().replace("\\", "/").split("/")[1:]:
         bare = "".join(char for char in segment.partition(";")[0] if char.isprintable()).strip()
+        kept = bare.rstrip(". ")
         if bare == "..":
             if segments:
                 segments.pop()
-        elif kept := bare.rstrip(". "):
+        elif kept or (not bare and not merge_first):
             segments.append(kept)
-    return segments
+    return [segment for segment in segments if segment]
 
 
 def _as_utf8(text: str) -> str:

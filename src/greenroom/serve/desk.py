@@ -1,0 +1,203 @@
+"""What operators see and do: the Facade of the running server."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+import re
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from greenroom import __version__
+from greenroom.control.facade import InstanceExtra, Result
+from greenroom.core.facts import Admit, Cut, Done, Operation, OperatorAsked, Refuse, Tell
+from greenroom.core.views import View
+from greenroom.host.logs import LogRing
+from greenroom.shell.crew import HostCrew
+from greenroom.shell.heart import Shell
+
+from .wiring import Plan
+
+EVENTS_KEPT = 512  # for a late or returning subscriber
+SUBSCRIBER_EVENTS_MAX = 1024  # not yet read by one subscriber; more are dropped and counted
+WAIT_S_MAX = 3600.0
+
+
+class Call:
+    """An operator's wish under way (a Party of the shell)."""
+
+    def __init__(self) -> None:
+        self.result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+
+    def admitted(self, action: Admit) -> None:
+        """Wishes are never admitted."""
+
+    def cut(self, action: Cut) -> None:
+        """Wishes are never cut."""
+
+    def refused(self, action: Refuse) -> None:
+        if not self.result.done():
+            self.result.set_result(Result(action.status, action.message, action.code, action.retry_after_s))
+
+    def done(self, action: Done) -> None:
+        if not self.result.done():
+            self.result.set_result(Result(200, action.message))
+
+
+class Subscriber:
+    """One reader of events, with a bounded backlog."""
+
+    def __init__(self) -> None:
+        self._items: deque[dict[str, Any]] = deque(maxlen=SUBSCRIBER_EVENTS_MAX)
+        self._dropped = 0
+        self._some = asyncio.Event()
+
+    def put(self, item: dict[str, Any]) -> None:
+        if len(self._items) == SUBSCRIBER_EVENTS_MAX:
+            self._dropped += 1
+        self._items.append(item)
+        self._some.set()
+
+    async def next(self) -> dict[str, Any]:
+        while True:
+            if self._dropped:
+                count, self._dropped = self._dropped, 0
+                return {
+                    "kind": "dropped",
+                    "count": count,
+                    "at": time.time(),
+                    "model": "",
+                    "level": "warning",
+                    "text": f"{count} events dropped: read too slowly",
+                }
+            if self._items:
+                return self._items.popleft()
+            self._some.clear()
+            await self._some.wait()
+
+
+class EventFeed:
+    """Everything the core tells, numbered, for any number of readers."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._recent: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
+        self._readers: set[Subscriber] = set()
+        self._last = 0
+
+    def tell(self, tell: Tell) -> None:
+        self._last += 1
+        at = time.time() - max(0.0, self._clock() - tell.at)
+        item = {"id": self._last, "at": at, "kind": tell.kind, "model": tell.model, "level": tell.level, "text": tell.text}
+        self._recent.append(item)
+        for reader in self._readers:
+            reader.put(item)
+
+    def recent(self, limit: int) -> list[dict[str, Any]]:
+        return list(self._recent)[-limit:] if limit > 0 else []
+
+    async def follow(self) -> AsyncIterator[dict[str, Any]]:
+        reader = Subscriber()
+        self._readers.add(reader)
+        try:
+            while True:
+                yield await reader.next()
+        finally:
+            self._readers.discard(reader)
+
+
+class Desk:
+    """The Facade."""
+
+    version = __version__
+
+    def __init__(self, shell: Shell, crew: HostCrew, plan: Plan, feed: EventFeed, own_log: LogRing) -> None:
+        self.plan = plan  # replaced on reload
+        self._shell, self._crew, self._feed, self._own_log = shell, crew, feed, own_log
+        self._began_at = shell.clock()
+
+    def uptime_s(self) -> float:
+        return self._shell.clock() - self._began_at
+
+    def view(self) -> View:
+        return self._shell.scheduler.view(self._shell.clock())
+
+    def extra(self, model: str) -> InstanceExtra:
+        running = self._crew.running.get(model)
+        return InstanceExtra(running.process.pid, running.port) if running is not None else InstanceExtra(None, None)
+
+    def static(self, model: str) -> dict[str, Any]:
+        config = next((each for each in self.plan.config.models if each.id == model), None)
+        if config is None:
+            return {}
+        estimate = self.plan.estimates.get(model)
+        return {
+            "aliases": list(config.aliases),
+            "engine": self.plan.stage.engines[model].kind,
+            "name": config.name,
+            "description": config.description,
+            "ttl_s": config.ttl_s,
+            "parallel": next(each.parallel for each in self.plan.setup.models if each.id == model),
+            "queue_limit": config.queue_limit,
+            "priority": config.priority,
+            "devices": list(next(each.devices for each in self.plan.setup.models if each.id == model)),
+            "estimate": estimate.detail if estimate is not None else "",
+            "missing": self.plan.missing.get(model, ""),
+        }
+
+    def resolve(self, name: str) -> str | None:
+        return self.plan.catalog.names.get(name)
+
+    def near(self, name: str) -> Sequence[str]:
+        return difflib.get_close_matches(name, list(self.plan.catalog.names), n=3, cutoff=0.5)
+
+    async def operate(self, model: str, operation: Operation, *, force: bool, level: int | None, wait_s: float) -> Result:
+        call, request = Call(), self._shell.next_request()
+        self._shell.ask(request, call, OperatorAsked(self._shell.clock(), request, model, operation, force, level))
+        if not call.result.done() and wait_s > 0:
+            await asyncio.wait({call.result}, timeout=min(wait_s, WAIT_S_MAX))
+        if call.result.done():
+            return call.result.result()
+        state = self._shell.scheduler.state_of(model)
+        return Result(202, f"{operation.value} of {model} is under way ({state.value})")
+
+    def why(self, model: str) -> Sequence[tuple[float, str]]:
+        offset = time.time() - self._shell.clock()
+        return [(at + offset, text) for at, text in self._shell.scheduler.story(model)]
+
+    def log_tail(self, model: str, lines: int) -> Sequence[str]:
+        ring = self._own_log if not model else self._crew.logs.get(model)
+        return ring.tail(lines) if ring is not None else []
+
+    async def log_follow(self, model: str) -> AsyncIterator[str]:
+        ring = self._own_log if not model else self._crew.ring_of(model)
+        async for line in ring.subscribe():
+            yield line
+
+    def events(self) -> AsyncIterator[dict[str, Any]]:
+        return self._feed.follow()
+
+    def recent(self, limit: int) -> Sequence[dict[str, Any]]:
+        return self._feed.recent(limit)
+
+
+class RingHandler(logging.Handler):
+    """greenroom's own log, also kept for `logs`."""
+
+    def __init__(self, ring: LogRing) -> None:
+        super().__init__()
+        self._ring = ring
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._ring.feed((self.format(record) + "\n").encode(errors="replace"))
+        except Exception:
+            self.handleError(record)
+
+
+def masked(text: str, secrets: Sequence[str]) -> str:
+    """`text` without any of the secrets."""
+    return re.sub("|".join(re.escape(secret) for secret in secrets), "***", text) if secrets else text

@@ -1,0 +1,171 @@
+"""Between the data plane and the shell: one Visit a request, from its question to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+from greenroom.core.facts import (
+    Admit,
+    Cut,
+    Done,
+    Outcome,
+    Priority,
+    Refuse,
+    RequestArrived,
+    RequestCancelled,
+    RequestFinished,
+    RequestQuiet,
+    State,
+)
+from greenroom.engines.base import Engine
+from greenroom.proxy.admission import Grant, Refusal, Waiter, Wish
+from greenroom.shell.crew import HostCrew, Running
+from greenroom.shell.heart import Shell
+from greenroom.shell.watch import Pulse
+
+BEAT_S = 0.25
+
+
+class Visit:
+    """A request as the shell sees it (Party) and as the data plane holds it (Ticket)."""
+
+    __slots__ = ("_admitted", "_door", "_ended", "_last_beat", "_model", "_waiter", "_wish_at", "request")
+
+    def __init__(self, door: Door, request: int, model: str, waiter: Waiter, at: float) -> None:
+        self._door = door
+        self.request = request
+        self._model = model
+        self._waiter = waiter
+        self._wish_at = at
+        self._admitted = self._ended = False
+        self._last_beat = 0.0
+
+    # ---- called by the shell
+
+    def admitted(self, action: Admit) -> None:
+        door = self._door
+        running = door.crew.running.get(self._model)
+        if running is None or running.generation != action.generation:
+            door.shell.lost(self.request, "the engine ended just now")
+            return
+        self._admitted = True
+        now = door.shell.clock()
+        self._last_beat = now
+        door.pulse.beat(self._model, self.request, now)
+        self._waiter.admitted(door.grant(running, action.start, int((now - self._wish_at) * 1000)))
+
+    def refused(self, action: Refuse) -> None:
+        self._ended = True
+        self._waiter.refused(Refusal(action.status, action.code, action.message, action.retry_after_s))
+
+    def cut(self, action: Cut) -> None:
+        if self._admitted and not self._ended:
+            self._waiter.cut(action.code, action.message)
+
+    def done(self, action: Done) -> None:
+        """Requests are never answered by Done."""
+
+    # ---- called by the data plane
+
+    def cancel(self) -> None:
+        if not self._ended:
+            self._ended = True
+            shell = self._door.shell
+            shell.forget(self.request)
+            shell.post(RequestCancelled(shell.clock(), self.request))
+
+    def finish(self, outcome: Outcome, status: int, bytes_out: int, first_byte_s: float | None) -> None:
+        if not self._ended:
+            self._ended = True
+            door = self._door
+            door.pulse.end(self._model, self.request)
+            door.shell.forget(self.request)
+            door.shell.post(RequestFinished(door.shell.clock(), self.request, outcome))
+
+    def lost(self, why: str) -> None:
+        if not self._ended:
+            self._admitted = False
+            self._door.pulse.end(self._model, self.request)
+            self._door.shell.lost(self.request, why)
+
+    def quiet(self, is_quiet: bool) -> None:
+        door = self._door
+        if is_quiet:
+            door.pulse.end(self._model, self.request)
+        else:
+            door.pulse.beat(self._model, self.request, door.shell.clock())
+        door.shell.post(RequestQuiet(door.shell.clock(), self.request, is_quiet))
+
+    def alive(self) -> None:
+        now = self._door.shell.clock()
+        if now - self._last_beat >= BEAT_S:
+            self._last_beat = now
+            self._door.pulse.beat(self._model, self.request, now)
+
+    def progress(self) -> str:
+        shell = self._door.shell
+        return shell.scheduler.progress(self.request, shell.clock())
+
+
+class Door:
+    """The Admissions of the running server."""
+
+    def __init__(self, shell: Shell, crew: HostCrew, pulse: Pulse) -> None:
+        self.shell = shell
+        self.crew = crew
+        self.pulse = pulse
+        self.missing: Mapping[str, str] = {}  # model -> what it lacked when the configuration was read
+        self.mended: Callable[[], None] | None = None  # what was missing is there now: read the configuration again
+        self._bases: dict[tuple[str, int], tuple[str, tuple[tuple[bytes, bytes], ...]]] = {}
+
+    def ask(self, wish: Wish, waiter: Waiter) -> Visit:
+        shell = self.shell
+        now = shell.clock()
+        request = shell.next_request()
+        visit = Visit(self, request, wish.model, waiter, now)
+        if self.missing and (refusal := self._still_missing(wish.model)) is not None:
+            visit.refused(refusal)
+            return visit
+        priority = Priority.BATCH if wish.batch else None
+        shell.ask(request, visit, RequestArrived(now, request, wish.model, priority, wish.deadline_s, wish.client))
+        return visit
+
+    def is_ready(self, model: str) -> bool:
+        return self.shell.scheduler.state_of(model) is State.READY
+
+    def state_of(self, model: str) -> str:
+        return self.shell.scheduler.state_of(model).value
+
+    def grant(self, running: Running, start: str, waited_ms: int) -> Grant:
+        base, secrets = self._base(running)
+        return Grant(running.model, running.host, running.port, running.generation, start, waited_ms, base, secrets)
+
+    def _base(self, running: Running) -> tuple[str, tuple[tuple[bytes, bytes], ...]]:
+        key = (running.model, running.generation)
+        found = self._bases.get(key)
+        if found is None:
+            if len(self._bases) > 4096:
+                self._bases.clear()
+            found = self._bases[key] = (base_path(running.engine), secret_headers(running.engine))
+        return found
+
+    def _still_missing(self, model: str) -> Refuse | None:
+        """Files may appear while we run; a model that lacks something is looked at again by each request."""
+        if model not in self.missing:
+            return None
+        engine = self.crew.stage.engines[model]
+        lacking = engine.config.misconfigured or engine.missing()
+        if lacking:
+            return Refuse(0, 503, "misconfigured", f"{model} is misconfigured: {lacking}")
+        if self.mended is not None:
+            self.mended()
+        return None
+
+
+def base_path(engine: Engine) -> str:
+    return urlsplit(engine.config.proxy.replace("${PORT}", "0")).path.rstrip("/")
+
+
+def secret_headers(engine: Engine) -> tuple[tuple[bytes, bytes], ...]:
+    return tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in engine.readiness().headers)

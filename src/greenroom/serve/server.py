@@ -1,0 +1,325 @@
+"""The server process: startup, main loop, shutdown, reload."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from greenroom import __version__
+from greenroom.config.errors import ConfigError
+from greenroom.config.load import load_config
+from greenroom.config.model import Config
+from greenroom.control.app import make_app, start_control
+from greenroom.core.facts import Tell
+from greenroom.host.gpus import GpuError, GpuInfo, Gpus
+from greenroom.host.logs import LogRing
+from greenroom.host.supervisor import Supervisor, end_leftovers, start_watcher
+from greenroom.ledger.footprints import Footprints, Learned
+from greenroom.proxy import server as data_plane
+from greenroom.proxy.guards import Guards
+from greenroom.proxy.keys import Keys
+from greenroom.proxy.limits import Limits
+from greenroom.shell.crew import HostCrew
+from greenroom.shell.heart import Shell
+from greenroom.shell.watch import Pulse, Sampler, StallGuard
+
+from .desk import Desk, EventFeed, RingHandler
+from .door import Door
+from .wiring import Plan, limits_of, make_plan
+
+log = logging.getLogger("greenroom")
+
+DEFAULT_LISTEN = "127.0.0.1:8080"
+SHUTDOWN_S_MAX = 30.0  # for requests in flight; then they are cut
+LIMIT_NAMES = tuple(Limits.__dataclass_fields__)
+
+
+class Refused(Exception):
+    """It will not serve like this; one sentence."""
+
+
+def serve_forever(config_path: str, listen: str | None, state_dir: str | None, *, no_auth: bool, strict: bool) -> int:
+    config = load_config(config_path, strict=strict, limit_names=LIMIT_NAMES)
+    try:
+        host, port = parse_listen(listen or DEFAULT_LISTEN)
+        check_public(host, config, no_auth)
+        home = prepare_state_dir(state_dir)
+        server = GreenroomServer(config, config_path, (host, port), home, strict=strict)
+        return uvloop.run(server.run())
+    except Refused as exc:
+        print(f"greenroom: {exc}", file=sys.stderr)
+        return 2 if "no API keys" in str(exc) or "--listen" in str(exc) else 1
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise Refused(f"--listen {text!r} is not an address; write HOST:PORT, for example 127.0.0.1:8080")
+    return host.strip("[]") or "0.0.0.0", int(port)
+
+
+def check_public(host: str, config: Config, no_auth: bool) -> None:
+    """Refuse to be reachable from other machines without keys, unless told so."""
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback and not config.api_keys and not no_auth:
+        raise Refused(
+            f"{host} is reachable from other machines and there are no API keys; set `apiKeys`, listen on 127.0.0.1, or give --no-auth"
+        )
+
+
+def prepare_state_dir(given: str | None) -> Path:
+    base = Path(given) if given else Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "greenroom"
+    try:
+        base.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (base / "logs").mkdir(exist_ok=True, mode=0o700)
+    except OSError as exc:
+        raise Refused(f"the state directory {base} cannot be used: {exc.strerror}; give another one with --state-dir") from exc
+    return base
+
+
+class GreenroomServer:
+    """One running server."""
+
+    def __init__(self, config: Config, config_path: str, listen: tuple[str, int], home: Path, *, strict: bool) -> None:
+        self.config, self.config_path, self.listen, self.home, self.strict = config, config_path, listen, home, strict
+        self.gpus = Gpus()
+        self.found: Sequence[GpuInfo] = ()
+        self._stop = asyncio.Event()
+        self._signals = 0
+
+    async def run(self) -> int:
+        self._own_log = self._set_up_logging()
+        lock = self._lock_home()
+        supervisor = start_watcher(self.home)
+        learned = Footprints(self.home / "ledger.sqlite")
+        try:
+            found, left = await end_leftovers(supervisor)
+            if found:
+                log.warning("%d processes of an earlier run were ended%s", len(found), f", {len(left)} are still there" if left else "")
+            return await self._serve(supervisor, learned)
+        finally:
+            learned.close()
+            self.gpus.close()
+            await supervisor.close()
+            self._own_log.close()
+            os.close(lock)
+
+    # ------------------------------------------------------------------ startup
+
+    async def _serve(self, supervisor: Supervisor, learned: Footprints) -> int:
+        self._learned = learned
+        self.found = self._find_gpus()
+        plan = make_plan(self.config, self.found, learned)
+        sock = self._bind()
+        self.crew = HostCrew(plan.stage, gpus=self.gpus, supervisor=supervisor, log_dir=self.home / "logs", echo=self._echo(self.config))
+        self.shell = Shell(plan.setup, self.crew)
+        self.feed = EventFeed(self.shell.clock)
+        self.shell.tellers += [self.feed.tell, self._remember]
+        self.pulse = Pulse()
+        self.door = Door(self.shell, self.crew, self.pulse)
+        self.door.missing, self.door.mended = plan.missing, self._mended
+        self.desk = Desk(self.shell, self.crew, plan, self.feed, self._own_log)
+        self.plan = plan
+        async with self._control() as socket_path:
+            plane = self._plane(plan, socket_path)
+            listener = await data_plane.serve(plane, sock)
+            self._plane_now = plane
+            self._watch_signals()
+            tasks = [
+                self.shell.spawn(Sampler(self.shell, self.crew, self.gpus).run()),
+                self.shell.spawn(StallGuard(self.shell, self.crew, self.pulse).run()),
+            ]
+            self._announce(listener, plan)
+            self.shell.begin()
+            await self._stop.wait()
+            log.info("shutting down: requests in flight have %g s (again to cut them)", SHUTDOWN_S_MAX)
+            await self._shut_down(listener)
+            for task in tasks:
+                task.cancel()
+        return 0
+
+    def _bind(self) -> socket.socket:
+        """Bind first: an address that is taken must cost nobody an engine."""
+        host, port = self.listen
+        try:
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            sock = socket.socket(infos[0][0], socket.SOCK_STREAM)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(infos[0][4])
+        except OSError as exc:
+            raise Refused(
+                f"cannot listen on {host}:{port}: {exc.strerror or exc}; free it or choose another address with --listen"
+            ) from exc
+        sock.setblocking(False)
+        return sock
+
+    def _plane(self, plan: Plan, socket_path: str) -> data_plane.DataPlane:
+        config = plan.config
+        return data_plane.DataPlane(
+            admissions=self.door,
+            catalog=plan.catalog,
+            keys=Keys(config.api_keys),
+            guards=Guards(self.listen[0], config.allowed_hosts, config.cors_origins),
+            limits=limits_of(config),
+            control_socket=socket_path,
+            ready=lambda: not self.shell.scheduler.shutting_down,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _control(self):  # type: ignore[no-untyped-def]
+        """The control plane on a private Unix socket; its path is kept short through the open folder when it is too long."""
+        path = self.home / "control" / "control.sock"
+        short, handle = str(path), None
+        if len(os.fsencode(path)) > 100:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            short = f"/proc/self/fd/{handle}/{path.name}"
+        try:
+            runner = await start_control(make_app(self.desk), short)
+        except OSError as exc:
+            raise Refused(f"the control socket cannot be opened: {exc}") from exc
+        try:
+            yield short
+        finally:
+            await runner.cleanup()
+            if handle is not None:
+                os.close(handle)
+
+    def _find_gpus(self) -> Sequence[GpuInfo]:
+        try:
+            return self.gpus.discover()
+        except GpuError as exc:
+            log.warning("GPUs cannot be read: %s", exc)
+            return ()
+
+    def _lock_home(self) -> int:
+        handle = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(handle)
+            raise Refused(f"another greenroom (pid {holder}) uses {self.home}; end it, or give another directory with --state-dir") from exc
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        return handle
+
+    def _announce(self, listener: data_plane.Server, plan: Plan) -> None:
+        host, port = listener.addresses[0]
+        shown = f"[{host}]" if ":" in host else host
+        devices = ", ".join(f"{device.id} {device.capacity_mib - device.headroom_mib} MiB" for device in plan.setup.devices)
+        log.info("greenroom %s serves %d models on http://%s:%d (%s)", __version__, len(plan.setup.models), shown, port, devices)
+        for warning in plan.config.warnings:
+            log.warning("%s", warning)
+        for model, lacking in plan.missing.items():
+            log.warning("%s: %s", model, lacking)
+
+    # ------------------------------------------------------------------ main loop
+
+    def _watch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._told_to_stop)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+
+    def _told_to_stop(self) -> None:
+        self._signals += 1
+        self._stop.set()
+        if self._signals > 1:
+            from greenroom.core.facts import ShutdownAsked
+
+            self.shell.post(ShutdownAsked(self.shell.clock(), force=True))
+
+    def reload(self) -> None:
+        """Read the configuration again; a bad one is reported and the present one stays."""
+        try:
+            config = load_config(self.config_path, strict=self.strict, limit_names=LIMIT_NAMES)
+            plan = make_plan(config, self.found, self._learned)
+            limits_of(config)
+        except ConfigError as exc:
+            for problem in exc.problems:
+                log.error("reload refused, the configuration stays as it was: %s", problem)
+            return
+        self._take(plan)
+        log.info("configuration read again: %d models", len(plan.setup.models))
+
+    def _take(self, plan: Plan) -> None:
+        config = plan.config
+        old = self.crew.stage
+        # Engines that still run keep their old description until they are gone.
+        engines = {**{name: engine for name, engine in old.engines.items() if name in self.crew.running}, **plan.stage.engines}
+        plan.stage.engines = engines
+        plan.stage.devices = {**old.devices, **plan.stage.devices}
+        self.crew.stage = plan.stage
+        self.plan = self.desk.plan = plan
+        self.door.missing = plan.missing
+        plane = self._plane_now
+        plane.catalog, plane.keys = plan.catalog, Keys(config.api_keys)
+        plane.guards = Guards(self.listen[0], config.allowed_hosts, config.cors_origins)
+        self.shell.reload(plan.setup)
+
+    def _mended(self) -> None:
+        log.info("what a model lacked is there now; the configuration is read again")
+        self.reload()
+
+    def _remember(self, tell: Tell) -> None:
+        """Keep learned figures for the next start."""
+        if tell.kind not in ("learned", "raised", "ready", "stopped"):
+            return
+        key = self.plan.keys.get(tell.model)
+        figures = self.shell.scheduler.learned(tell.model)
+        if key is None or figures is None:
+            return
+        need, up_s, down_s = figures
+        before = self._learned.get(key) or Learned()
+        now = Learned(
+            need if need is not None else before.device_mib,
+            before.host_mib,
+            up_s or before.up_s,
+            down_s or before.down_s,
+            before.samples + 1,
+        )
+        self._learned.put(key, now)
+
+    # ------------------------------------------------------------------ shutdown
+
+    async def _shut_down(self, listener: data_plane.Server) -> None:
+        await asyncio.gather(listener.close(SHUTDOWN_S_MAX), self.shell.shut_down(SHUTDOWN_S_MAX))
+
+    # ------------------------------------------------------------------ logging
+
+    def _set_up_logging(self) -> LogRing:
+        ring = LogRing("greenroom", file=self.home / "logs" / "greenroom.log", mask=self.config.api_keys)
+        handler = RingHandler(ring)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(handler)
+        if self.config.log_to_stdout in ("proxy", "both"):
+            out = logging.StreamHandler(sys.stdout)
+            out.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+            log.addHandler(out)
+        log.setLevel({"debug": logging.DEBUG, "warn": logging.WARNING, "error": logging.ERROR}.get(self.config.log_level, logging.INFO))
+        return ring
+
+    def _echo(self, config: Config):  # type: ignore[no-untyped-def]
+        if config.log_to_stdout not in ("upstream", "both"):
+            return None
+
+        def echo(model: str, lines: Sequence[str]) -> None:
+            for line in lines:
+                print(f"[{model}] {line}", flush=True)
+
+        return echo

@@ -1,0 +1,294 @@
+"""From what configuration says to what the core, the crew and the data plane work with."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from greenroom.config.errors import ConfigError, Problem
+from greenroom.config.model import Config, DeviceConfig, ModelConfig
+from greenroom.core.facts import Device, Group, Model, Policy, Priority, Setup
+from greenroom.engines.base import DeviceRef, Engine, Estimate
+from greenroom.engines.detect import describe
+from greenroom.host.gpus import GpuInfo
+from greenroom.host.memory import total_mib
+from greenroom.ledger.footprints import Footprints, Key, Learned
+from greenroom.proxy.admission import Catalog, ModelRoute
+from greenroom.proxy.limits import Limits
+from greenroom.shell.crew import Stage
+
+log = logging.getLogger("greenroom")
+
+GPU_HEADROOM_MIB = 512  # what a context or a desktop may take on a card found by itself
+RAM_HEADROOM_SHARE = 0.1  # of host RAM found by itself
+# What may change in a model's entry without its engine being started anew.
+LIVE_FIELDS = frozenset(
+    [
+        "line",
+        "aliases",
+        "name",
+        "description",
+        "unlisted",
+        "metadata",
+        "start_s_max",
+        "stop_s_max",
+        "ttl_s",
+        "sleep_after_s",
+        "parallel",
+        "queue_limit",
+        "pin",
+        "on_conflict",
+        "priority",
+        "use_model_name",
+        "filters",
+        "stall_s_max",
+        "busy_s_max",
+        "progress_counts",
+        "keepalive",
+        "misconfigured",
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One configuration, made ready: what each part works with."""
+
+    config: Config
+    setup: Setup
+    stage: Stage
+    catalog: Catalog
+    estimates: Mapping[str, Estimate]
+    keys: Mapping[str, Key]  # model -> key of its learned figures
+    missing: Mapping[str, str]  # model -> what it lacks to start
+
+
+def make_plan(config: Config, gpus: Sequence[GpuInfo], learned: Footprints) -> Plan:
+    """Raises ConfigError when devices or limits cannot be as configured."""
+    devices, refs = find_devices(config, gpus)
+    engines = {model.id: describe(model) for model in config.models}
+    models, estimates, keys, missing = [], {}, {}, {}
+    for model in config.models:
+        engine = engines[model.id]
+        candidates = candidates_of(config, model, devices, engine, refs)
+        estimate = engine.estimate([refs[name] for name in candidates[:1]])
+        key = footprint_key(model, candidates, devices)
+        lacking = model.misconfigured or engine.missing()
+        if lacking:
+            missing[model.id] = lacking
+        estimates[model.id], keys[model.id] = estimate, key
+        models.append(lower_model(config, model, engine, estimate, candidates, learned.get(key)))
+    groups = tuple(Group(group.id, frozenset(group.members), group.swap, group.exclusive, group.persistent) for group in config.groups)
+    setup = Setup(devices, tuple(models), groups, policy_of(config))
+    stage = Stage(engines, refs, config.start_port)
+    return Plan(config, setup, stage, catalog_of(config, engines), estimates, keys, missing)
+
+
+# ------------------------------------------------------------------ devices
+
+
+def find_devices(config: Config, gpus: Sequence[GpuInfo]) -> tuple[tuple[Device, ...], dict[str, DeviceRef]]:
+    """Declared devices over what the machine has; host RAM is always one."""
+    found = {name_of(gpu, gpus): gpu for gpu in gpus}
+    devices: list[Device] = []
+    refs: dict[str, DeviceRef] = {}
+    declared = {device.id: device for device in config.devices}
+    wanted = [name for name in declared if name != "ram"] or list(found)
+    for name in wanted:
+        gpu = gpu_for(name, declared.get(name), found)
+        if gpu is not None and (name not in declared or declared[name].size.probe != "none"):
+            devices.append(gpu_device(name, gpu, declared.get(name)))
+            refs[name] = DeviceRef(name, gpu.kind, "nvidia", gpu.uuid, gpu.index, gpu.total_mib)
+        else:
+            devices.append(booked_device(config, declared[name]))
+            refs[name] = DeviceRef(name, "declared", total_mib=declared[name].size.memory_mib or 0)
+    devices.append(ram_device(declared.get("ram")))
+    refs["ram"] = DeviceRef("ram", "ram", total_mib=devices[-1].capacity_mib)
+    return tuple(devices), refs
+
+
+def name_of(gpu: GpuInfo, gpus: Sequence[GpuInfo]) -> str:
+    if gpu.kind != "mig":
+        return f"gpu{gpu.index}"
+    siblings = [other for other in gpus if other.kind == "mig" and other.index == gpu.index]
+    return f"gpu{gpu.index}.mig{siblings.index(gpu)}"
+
+
+def gpu_for(name: str, declared: DeviceConfig | None, found: Mapping[str, GpuInfo]) -> GpuInfo | None:
+    if declared is not None and declared.uuid:
+        return next((gpu for gpu in found.values() if gpu.uuid == declared.uuid), None)
+    return found.get(name)
+
+
+def gpu_device(name: str, gpu: GpuInfo, declared: DeviceConfig | None) -> Device:
+    total = gpu.total_mib
+    capacity = total
+    headroom = GPU_HEADROOM_MIB
+    if declared is not None:
+        capacity = min(total, declared.size.memory_mib) if declared.size.memory_mib is not None else total
+        if declared.size.headroom_mib is not None:
+            headroom = declared.size.headroom_mib
+        elif capacity < total:
+            headroom = 0
+    return Device(name, gpu.kind, capacity, headroom, total, gpu.name)
+
+
+def booked_device(config: Config, declared: DeviceConfig) -> Device:
+    """A device nobody can read: its memory is booked, never measured."""
+    if declared.size.memory_mib is None:
+        text = "is not on this machine and has no `memory`. Write how much may be used, for example memory: 24GiB."
+        raise ConfigError([Problem(config.path, 1, 1, f"devices.{declared.id}", text)])
+    if declared.size.probe != "none":
+        log.warning(
+            "device %s is not on this machine or cannot be read: its %d MiB are booked, not measured", declared.id, declared.size.memory_mib
+        )
+    return Device(declared.id, "declared", declared.size.memory_mib, declared.size.headroom_mib or 0, measured=False)
+
+
+def ram_device(declared: DeviceConfig | None) -> Device:
+    total = total_mib()
+    if declared is None or declared.size.memory_mib is None:
+        headroom = declared.size.headroom_mib if declared is not None else None
+        return Device("ram", "ram", total, int(total * RAM_HEADROOM_SHARE) if headroom is None else headroom, total, "host RAM")
+    measured = declared.size.probe != "none"
+    return Device(
+        "ram", "ram", declared.size.memory_mib, declared.size.headroom_mib or 0, max(total, declared.size.memory_mib), "host RAM", measured
+    )
+
+
+def candidates_of(
+    config: Config, model: ModelConfig, devices: Sequence[Device], engine: Engine, refs: Mapping[str, DeviceRef]
+) -> tuple[str, ...]:
+    """Where a model may go: as configured, as the operator's own environment pins it, or any GPU, or host RAM."""
+    names = [device.id for device in devices]
+    for name in model.devices:
+        if name not in names:
+            known = ", ".join(names)
+            raise ConfigError(
+                [Problem(config.path, model.line, 1, f"models.{model.id}.device", f"there is no device {name!r} here; known: {known}.")]
+            )
+    if model.devices:
+        return model.devices
+    pinned = engine.pinned_devices()
+    by_hand = tuple(name for name, ref in refs.items() if ref.uuid in pinned or (ref.index is not None and str(ref.index) in pinned))
+    if by_hand:
+        return by_hand
+    others = tuple(name for name in names if name != "ram")
+    return others or ("ram",)
+
+
+# ------------------------------------------------------------------ models
+
+
+def lower_model(
+    config: Config, model: ModelConfig, engine: Engine, estimate: Estimate, candidates: tuple[str, ...], learned: Learned | None
+) -> Model:
+    costs = engine.costs(estimate)
+    need, source = need_of(model, estimate, learned)
+    floor = estimate.device_mib or 0 if candidates == ("ram",) else 0
+    tiers = () if model.sleep == "off" else tuple(tier for tier in costs.tiers if model.sleep == "auto" or str(tier.level) == model.sleep)
+    return Model(
+        id=model.id,
+        devices=candidates,
+        need_mib=need,
+        need_floor_mib=min(floor, need or floor),
+        need_source=source,
+        host_mib=model.host_memory_mib or (estimate.host_mib if candidates != ("ram",) else 0),
+        devices_count=model.devices_count,
+        parallel=model.parallel or engine.parallel(),
+        queue_limit=model.queue_limit,
+        pinned=model.pin,
+        preload=model.id in config.preload,
+        on_conflict=model.on_conflict,
+        priority=Priority(model.priority),
+        sleep=tiers,
+        sleep_after_s=model.sleep_after_s,
+        ttl_s=model.ttl_s,
+        up_s=learned.up_s if learned is not None and learned.up_s is not None else costs.up_s,
+        down_s=learned.down_s if learned is not None and learned.down_s is not None else costs.down_s,
+        lone_start=engine.lone_start(),
+        misconfigured=model.misconfigured,
+        digest=digest_of(model),
+    )
+
+
+def need_of(model: ModelConfig, estimate: Estimate, learned: Learned | None) -> tuple[int | None, str]:
+    """What was measured before, else declared, else told by flags or files; None = unknown, the whole device."""
+    if learned is not None and learned.device_mib is not None:
+        return learned.device_mib, "measured"
+    if model.memory_mib is not None:
+        return model.memory_mib, "declared"
+    return estimate.device_mib, estimate.source
+
+
+def digest_of(model: ModelConfig) -> str:
+    """Identity of what is executed: a reload starts the engine anew only when this changes."""
+    kept = {each.name: getattr(model, each.name) for each in fields(model) if each.name not in LIVE_FIELDS}
+    return hashlib.sha256(repr(sorted(kept.items())).encode()).hexdigest()[:16]
+
+
+def footprint_key(model: ModelConfig, candidates: tuple[str, ...], devices: Sequence[Device]) -> Key:
+    """What makes two launches comparable: files, command, kind of device."""
+    stats = []
+    for item in model.argv:
+        path = Path(item.partition("=")[2] or item) if "/" in item else None
+        try:
+            if path is not None and path.is_file() and path.suffix in (".gguf", ".safetensors", ".bin"):
+                stat = path.stat()
+                stats.append((str(path), stat.st_size, stat.st_mtime_ns))
+        except OSError:
+            continue
+    kind = next((device.name or device.kind for device in devices if device.id in candidates[:1]), "")
+    return Key(hashlib.sha256(repr(stats).encode()).hexdigest()[:16], "", digest_of(model), kind)
+
+
+def policy_of(config: Config) -> Policy:
+    kinds = {each.name: type(getattr(Policy(), each.name)) for each in fields(Policy)}
+    values: dict[str, Any] = {name: int(value) if kinds.get(name) is int else value for name, value in config.policy.items()}
+    return replace(Policy(), **values)
+
+
+# ------------------------------------------------------------------ the data plane
+
+
+def catalog_of(config: Config, engines: Mapping[str, Engine]) -> Catalog:
+    routes = {model.id: route_of(model, engines[model.id].kind) for model in config.models}
+    names = {alias: model.id for model in config.models for alias in (*model.aliases, *model.filters.set_params_by_id)}
+    names.update({model.id: model.id for model in config.models})
+    return Catalog(
+        models=routes,
+        names=names,
+        default_model=config.default_model,
+        include_aliases_in_list=config.include_aliases_in_list,
+        upstream_ignore_paths=config.upstream_ignore_paths,
+        created=int(time.time()),
+    )
+
+
+def route_of(model: ModelConfig, kind: str) -> ModelRoute:
+    return ModelRoute(
+        id=model.id,
+        aliases=model.aliases,
+        engine=kind,
+        use_model_name=model.use_model_name,
+        strip_params=model.filters.strip_params,
+        set_params=model.filters.set_params,
+        set_params_by_id=model.filters.set_params_by_id,
+        unlisted=model.unlisted,
+        name=model.name,
+        description=model.description,
+        metadata=model.metadata,
+        keepalive=model.keepalive,
+    )
+
+
+def limits_of(config: Config) -> Limits:
+    try:
+        return Limits.from_mapping(config.limits)
+    except ValueError as exc:
+        raise ConfigError([Problem(config.path, 1, 1, "limits", str(exc))]) from exc

@@ -1,0 +1,398 @@
+"""Carrying out starts and stops on this machine: engines say what, host does it, the end is one report."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from greenroom.core.facts import Cause, InstanceReported, Sleep, Start, State, Stop, Verify, Wake
+from greenroom.engines.base import DeviceRef, Engine, Launch
+from greenroom.host.gpus import GpuError, Gpus
+from greenroom.host.logs import LogRing
+from greenroom.host.memory import tree_mib
+from greenroom.host.ports import PortError, free_port
+from greenroom.host.probes import NotReady, probe_once, wait_ready
+from greenroom.host.processes import Process, SpawnError, spawn, stop
+from greenroom.host.supervisor import Supervisor
+
+log = logging.getLogger("greenroom")
+
+PORT_TRIES_MAX = 3  # starts on another port when a stranger took the first one
+RELEASE_S_MAX = 30.0  # bounded wait for a device to show the memory back
+RELEASE_POLL_S = 0.05
+RELEASE_SHARE = 0.05  # back within 5 %
+RELEASE_SLACK_MIB = 64  # drivers keep a little
+END_ALL_GRACE_S = 3.0
+VERIFY_S_MAX = 2.0
+STALLED_GRACE_S = 0.5
+UNKILLABLE_RETRY_S = 5.0
+TAIL_LINES = 40
+
+
+@dataclass(slots=True)
+class Running:
+    """One live engine process of ours."""
+
+    model: str
+    generation: int
+    engine: Engine
+    launch: Launch
+    process: Process
+    devices: tuple[DeviceRef, ...]
+    port: int
+    host: str = "127.0.0.1"
+    ready: bool = False
+    stopping: bool = False
+    held_mib: dict[str, int] = field(default_factory=dict)  # device -> MiB, as last measured
+    used_mib: dict[str, int] = field(default_factory=dict)  # device -> MiB of everybody, at the same moment
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True)
+class Stage:
+    """What the crew works with; replaced as a whole on reload."""
+
+    engines: Mapping[str, Engine]
+    devices: Mapping[str, DeviceRef]
+    start_port: int = 5800
+
+
+class HostCrew:
+    """The real crew.  One instance a server; safe to call for several models at once."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        gpus: Gpus,
+        supervisor: Supervisor | None,
+        log_dir: Path | None,
+        clock: Callable[[], float] = time.monotonic,
+        release_s_max: float = RELEASE_S_MAX,
+        echo: Callable[[str, Sequence[str]], None] | None = None,
+    ) -> None:
+        self.stage = stage
+        self.running: dict[str, Running] = {}
+        self.logs: dict[str, LogRing] = {}
+        self._gpus = gpus
+        self._supervisor = supervisor
+        self._log_dir = log_dir
+        self._clock = clock
+        self._release_s_max = release_s_max
+        self._echo = echo
+        self._ports: set[int] = set()
+        self._last_port: dict[str, int] = {}
+        self._strays: list[Running] = []
+        self._masks: dict[str, bool] = {}
+
+    # ------------------------------------------------------------------ start
+
+    async def start(self, action: Start) -> InstanceReported | None:
+        """Spawn, wait until it can serve, report READY; or STOPPED with the reason, its process gone."""
+        engine = self.stage.engines[action.model]
+        if missing := engine.missing():
+            return self._failed(action, Cause.MISCONFIGURED, missing)
+        began_at = self._clock()
+        for attempt in range(PORT_TRIES_MAX):
+            try:
+                running = await self._spawn(action, engine)
+            except (SpawnError, PortError) as exc:
+                cause = Cause.MISCONFIGURED if isinstance(exc, SpawnError) else Cause.EXITED
+                return self._failed(action, cause, str(exc))
+            try:
+                await self._until_ready(running, began_at)
+            except NotReady as exc:
+                if running.stopping:
+                    return None  # stopped by order: that stop reports
+                report = await self._not_ready(running, exc)
+                if exc.port_taken and attempt + 1 < PORT_TRIES_MAX:
+                    continue
+                return report
+            if running.stopping:
+                return None
+            running.ready = True
+            return InstanceReported(
+                self._clock(),
+                action.model,
+                action.generation,
+                State.READY,
+                took_s=self._clock() - began_at,
+                measured_mib=self.measure(running),
+                host_mib=self._host_mib(running),
+            )
+        raise AssertionError("unreachable")
+
+    async def _spawn(self, action: Start, engine: Engine) -> Running:
+        refs = tuple(self.stage.devices[name] for name in action.devices)
+        port = self._choose_port(action.model, engine)
+        launch = engine.launch(port, refs)
+        ring = self._ring(action.model, engine, launch.secrets)
+        ring.note(f"[greenroom: start {action.generation} on {', '.join(action.devices)}, port {launch.port}]")
+        token = f"{action.generation}-{os.getpid()}-{port}-{int(self._clock() * 1e6):x}"
+        process = await spawn(launch, token=token, log=ring, supervisor=self._supervisor)
+        self._ports.add(launch.port)
+        running = Running(action.model, action.generation, engine, launch, process, refs, launch.port, launch.host)
+        self.running[action.model] = running
+        return running
+
+    def _choose_port(self, model: str, engine: Engine) -> int:
+        wanted = self._last_port.get(model)
+        if wanted is None:
+            index = sorted(self.stage.engines).index(model)
+            wanted = self.stage.start_port + index
+        port = free_port(wanted, self._ports)
+        self._last_port[model] = port
+        return port
+
+    def ring_of(self, model: str) -> LogRing:
+        """The log of a model, also before its first start."""
+        engine = self.stage.engines[model]
+        return self.logs.get(model) or self._ring(model, engine, ())
+
+    def _ring(self, model: str, engine: Engine, secrets: Sequence[str]) -> LogRing:
+        ring = self.logs.get(model)
+        if ring is not None and secrets and not self._masks.get(model):
+            ring.close()
+            ring = None
+        if ring is None:
+            self._masks[model] = bool(secrets)
+            file = self._log_dir / f"{safe_name(model)}.log" if self._log_dir is not None else None
+            ring = LogRing(model, mask=secrets, file=file, hint=engine.is_ready_hint)
+            self.logs[model] = ring
+            if self._echo is not None:
+                echo = self._echo
+                ring.listen(lambda lines: echo(model, lines))
+        ring.hint = engine.is_ready_hint
+        return ring
+
+    async def _until_ready(self, running: Running, began_at: float) -> None:
+        config = running.engine.config
+        ready = await wait_ready(
+            (running.launch.host, running.port),
+            running.engine.readiness(),
+            process=running.process,
+            timeout_s=config.start_s_max,
+            progress_counts=config.progress_counts,
+            clock=self._clock,
+        )
+        running.host = ready.host
+
+    async def _not_ready(self, running: Running, exc: NotReady) -> InstanceReported:
+        """The start failed: end what is left of it and say why."""
+        config = running.engine.config
+        ended_by_itself = running.process.exited
+        code = running.process.exit.code if running.process.exit is not None else None
+        running.stopping = True
+        outcome = await stop(running.process, grace_s=config.stop_s_max, stop_argv=(), on_signal=self._note_signal(running))
+        cause, why, wanted = exc.cause, exc.why, None
+        if ended_by_itself:
+            ending = running.engine.ending(code, running.process.log.tail(TAIL_LINES))
+            cause, why, wanted = ending.cause, ending.summary, ending.wanted_mib
+        leaked = await self._wait_released(running) if not outcome.unkillable else 0
+        self._forget(running)
+        if outcome.unkillable:
+            return self._unkillable(running)
+        return InstanceReported(
+            self._clock(),
+            running.model,
+            running.generation,
+            State.STOPPED,
+            cause=cause,
+            why=why,
+            exit_code=code,
+            leaked_mib=leaked,
+            wanted_mib=wanted,
+        )
+
+    def _failed(self, action: Start, cause: Cause, why: str) -> InstanceReported:
+        return InstanceReported(self._clock(), action.model, action.generation, State.STOPPED, cause=cause, why=why)
+
+    # ------------------------------------------------------------------ stop
+
+    async def stop(self, action: Stop) -> InstanceReported | None:
+        """TERM (or cmdStop), grace, KILL, reap the whole tree, wait until the device shows the memory back."""
+        running = self._current(action.model, action.generation)
+        if running is None:
+            return InstanceReported(self._clock(), action.model, action.generation, State.STOPPED)
+        began_at = self._clock()
+        running.stopping = True
+        self.measure(running)
+        config = running.engine.config
+        outcome = await stop(
+            running.process, grace_s=config.stop_s_max, stop_argv=running.launch.stop_argv, on_signal=self._note_signal(running)
+        )
+        if outcome.unkillable:
+            self._forget(running)
+            return self._unkillable(running)
+        leaked = await self._wait_released(running)
+        self._forget(running)
+        why = f"the device still showed it as used after {self._release_s_max:g} s" if leaked else ""
+        return InstanceReported(
+            self._clock(),
+            action.model,
+            action.generation,
+            State.STOPPED,
+            took_s=self._clock() - began_at,
+            why=why,
+            exit_code=outcome.exit.code if outcome.exit is not None else None,
+            leaked_mib=leaked,
+        )
+
+    def _unkillable(self, running: Running) -> InstanceReported:
+        self._strays.append(running)
+        why = f"pid {running.process.pid} does not end even after SIGKILL; its memory stays booked until it is gone"
+        return InstanceReported(self._clock(), running.model, running.generation, State.STOPPED, cause=Cause.UNKILLABLE, why=why)
+
+    async def wait_strays(self) -> list[InstanceReported]:
+        """Engines that would not die, and have died after all."""
+        reports = []
+        for running in list(self._strays):
+            if not running.process.tree():
+                self._strays.remove(running)
+                running.process.close()
+                reports.append(InstanceReported(self._clock(), running.model, running.generation, State.STOPPED))
+        return reports
+
+    async def _wait_released(self, running: Running) -> int:
+        """Until each measured device shows the memory back within 5 %; MiB still missing after the bounded wait."""
+        deadline = self._clock() + self._release_s_max
+        missing_mib = 0
+        for ref in running.devices:
+            held, used_then = running.held_mib.get(ref.id, 0), running.used_mib.get(ref.id)
+            if ref.kind not in ("gpu", "mig") or not held or used_then is None:
+                continue
+            target = used_then - held + max(RELEASE_SLACK_MIB, int(held * RELEASE_SHARE))
+            while (used := self._used_mib(ref)) is not None and used > target and self._clock() < deadline:
+                await asyncio.sleep(RELEASE_POLL_S)
+            if used is not None and used > target:
+                missing_mib += used - (used_then - held)
+        return missing_mib
+
+    def _used_mib(self, ref: DeviceRef) -> int | None:
+        try:
+            return self._gpus.sample(ref.uuid).used_mib
+        except GpuError:
+            return None
+
+    # ------------------------------------------------------------------ sleep and wake (engines that can come with their adapters)
+
+    async def sleep(self, action: Sleep) -> InstanceReported | None:
+        why = f"the engine of {action.model} has no sleep recipe"
+        return InstanceReported(self._clock(), action.model, action.generation, State.STOPPED, cause=Cause.EXITED, why=why)
+
+    async def wake(self, action: Wake) -> InstanceReported | None:
+        why = f"the engine of {action.model} has no wake recipe"
+        return InstanceReported(self._clock(), action.model, action.generation, State.STOPPED, cause=Cause.EXITED, why=why)
+
+    # ------------------------------------------------------------------ looking after it
+
+    async def verify(self, action: Verify) -> InstanceReported | None:
+        """A request was lost: does it still live and answer?"""
+        running = self._current(action.model, action.generation)
+        if running is None:
+            return None
+        if not running.process.exited or running.process.detached:
+            alive = await probe_once(running.host, running.port, running.engine.readiness(), VERIFY_S_MAX)
+            if alive and not running.stopping:
+                return InstanceReported(self._clock(), action.model, action.generation, State.READY)
+        return await self.end(action.model, action.generation, Cause.EXITED, "")
+
+    async def watch(self, model: str, generation: int) -> InstanceReported | None:
+        """Until the engine ends by itself; its remains are ended too."""
+        running = self._current(model, generation)
+        if running is None:
+            return None
+        await running.process.ended()
+        return await self.end(model, generation, Cause.NONE, "")
+
+    async def end(self, model: str, generation: int, cause: Cause, why: str) -> InstanceReported | None:
+        """End an engine that broke; None when somebody else is ending it already."""
+        running = self._current(model, generation)
+        if running is None or running.stopping:
+            return None
+        running.stopping = True
+        grace_s = STALLED_GRACE_S if cause is Cause.STALLED else min(STALLED_GRACE_S, running.engine.config.stop_s_max)
+        code = running.process.exit.code if running.process.exit is not None else None
+        lines = running.process.log.tail(TAIL_LINES)
+        outcome = await stop(running.process, grace_s=grace_s, stop_argv=(), on_signal=self._note_signal(running))
+        if outcome.unkillable:
+            self._forget(running)
+            return self._unkillable(running)
+        if not why:
+            exit_code = code if code is not None else (outcome.exit.code if outcome.exit is not None else None)
+            signal_code = -outcome.exit.signal if exit_code is None and outcome.exit is not None and outcome.exit.signal else exit_code
+            ending = running.engine.ending(signal_code, running.process.log.tail(TAIL_LINES) or lines)
+            cause, why, code = ending.cause, ending.summary, signal_code
+        leaked = await self._wait_released(running)
+        self._forget(running)
+        return InstanceReported(self._clock(), model, generation, State.STOPPED, cause=cause, why=why, exit_code=code, leaked_mib=leaked)
+
+    async def end_all(self) -> None:
+        """Shutdown: every engine that still runs is ended at once."""
+        everyone = list(self.running.values())
+        for running in everyone:
+            running.stopping = True
+        await asyncio.gather(
+            *(
+                stop(running.process, grace_s=END_ALL_GRACE_S, stop_argv=running.launch.stop_argv, on_signal=self._note_signal(running))
+                for running in everyone
+            )
+        )
+        for running in everyone:
+            self._forget(running)
+
+    # ------------------------------------------------------------------ measuring
+
+    def measure(self, running: Running) -> dict[str, int]:
+        """MiB this engine holds on each of its measured devices now; remembered for when it goes."""
+        found: dict[str, int] = {}
+        pids = running.process.tree()
+        for ref in running.devices:
+            if ref.kind == "ram":
+                found[ref.id] = tree_mib(pids)
+            elif ref.kind in ("gpu", "mig") and ref.uuid:
+                try:
+                    sample = self._gpus.sample(ref.uuid)
+                except GpuError:
+                    continue
+                found[ref.id] = sum(mib for pid, mib in sample.processes.items() if pid in pids)
+                if sample.used_mib is not None:
+                    running.used_mib[ref.id] = sample.used_mib
+        running.held_mib.update(found)
+        return found
+
+    def _host_mib(self, running: Running) -> int:
+        return tree_mib(running.process.tree())
+
+    # ------------------------------------------------------------------ small things
+
+    def _current(self, model: str, generation: int) -> Running | None:
+        running = self.running.get(model)
+        return running if running is not None and running.generation == generation else None
+
+    def _forget(self, running: Running) -> None:
+        running.gone.set()
+        self._ports.discard(running.port)
+        if self.running.get(running.model) is running:
+            del self.running[running.model]
+
+    def _note_signal(self, running: Running) -> Callable[[str], None]:
+        def note(what: str) -> None:
+            running.process.log.note(f"[greenroom: {what}]")
+            if what == "KILL":
+                log.warning("%s: did not end on TERM, killed", running.model)
+
+        return note
+
+
+def safe_name(model: str) -> str:
+    """A file name for any model id: readable, unique, never a path."""
+    import hashlib
+
+    plain = "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "-" for char in model).strip(".-")[:80]
+    return plain if plain == model else f"{plain or 'model'}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"

@@ -1,0 +1,155 @@
+"""Looking at the machine while it serves: memory samples for the book, and engines that answer nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from greenroom.core.facts import Cause, InstanceReported, MemoryMeasured, State
+from greenroom.engines.base import DeviceRef
+from greenroom.host.gpus import GpuError, Gpus
+from greenroom.host.memory import available_mib, total_mib, tree_mib
+from greenroom.host.probes import probe_once
+
+from .crew import HostCrew, Running
+from .heart import Shell
+
+log = logging.getLogger("greenroom")
+
+SAMPLE_S = 1.0
+SAMPLE_FAST_S = 0.25  # while something starts or has just started: a peak must not be missed
+FAST_FOR_S = 10.0
+STALL_LOOK_S = 1.0
+STALL_PROBES = 3
+STALL_PROBE_S_MAX = 5.0
+STALL_DEFAULT_S = 60.0  # no byte on a request for this long, and no answer to probes: dead
+
+
+@dataclass(slots=True)
+class Pulse:
+    """The last sign of life of each request in flight, by model."""
+
+    last: dict[str, dict[int, float]]
+
+    def __init__(self) -> None:
+        self.last = {}
+
+    def beat(self, model: str, request: int, at: float) -> None:
+        self.last.setdefault(model, {})[request] = at
+
+    def end(self, model: str, request: int) -> None:
+        beats = self.last.get(model)
+        if beats is not None:
+            beats.pop(request, None)
+
+    def oldest(self, model: str) -> float | None:
+        beats = self.last.get(model)
+        return min(beats.values()) if beats else None
+
+
+class Sampler:
+    """Measures every device that can be measured and posts the samples."""
+
+    def __init__(self, shell: Shell, crew: HostCrew, gpus: Gpus) -> None:
+        self._shell, self._crew, self._gpus = shell, crew, gpus
+        self._lost: set[str] = set()
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(SAMPLE_FAST_S if self._is_busy() else SAMPLE_S)
+            self.sample()
+            for report in await self._crew.wait_strays():
+                self._shell.post(report)
+
+    def _is_busy(self) -> bool:
+        now = self._shell.clock()
+        return any(not running.ready or now - running.process.started_at < FAST_FOR_S for running in self._crew.running.values())
+
+    def sample(self) -> None:
+        running = list(self._crew.running.values())
+        if not running and not self._shell.scheduler.has_waiting:
+            return  # nobody holds or wants anything
+        trees = {each.model: each.process.tree() for each in running}
+        for ref in self._crew.stage.devices.values():
+            if ref.kind == "ram":
+                self._sample_ram(ref, running, trees)
+            elif ref.kind in ("gpu", "mig") and ref.uuid:
+                self._sample_gpu(ref, running, trees)
+
+    def _sample_ram(self, ref: DeviceRef, running: Iterable[Running], trees: Mapping[str, frozenset[int]]) -> None:
+        own = {each.model: tree_mib(trees[each.model]) for each in running if any(device.id == ref.id for device in each.devices)}
+        used = max(0, total_mib() - available_mib())
+        self._shell.post(MemoryMeasured(self._shell.clock(), ref.id, used, own, "other programs"))
+
+    def _sample_gpu(self, ref: DeviceRef, running: Iterable[Running], trees: Mapping[str, frozenset[int]]) -> None:
+        try:
+            sample = self._gpus.sample(ref.uuid)
+        except GpuError as exc:
+            if ref.id not in self._lost:
+                self._lost.add(ref.id)
+                log.warning("device %s cannot be measured any more: %s", ref.id, exc)
+            return
+        self._lost.discard(ref.id)
+        if sample.used_mib is None:
+            return
+        own: dict[str, int] = {}
+        mine: set[int] = set()
+        for each in running:
+            if any(device.id == ref.id for device in each.devices):
+                own[each.model] = sum(mib for pid, mib in sample.processes.items() if pid in trees[each.model])
+                each.held_mib[ref.id], each.used_mib[ref.id] = own[each.model], sample.used_mib
+            mine |= trees[each.model]
+        others = {pid: mib for pid, mib in sample.processes.items() if pid not in mine}
+        holder = ""
+        if others:
+            pid = max(others, key=lambda each: others[each])
+            holder = f"pid {pid} ({others[pid]} MiB)"
+        self._shell.post(MemoryMeasured(self._shell.clock(), ref.id, sample.used_mib, own, holder))
+
+
+class StallGuard:
+    """Ends engines that take requests and answer nothing: by silence alone (busy_timeout) or with dead probes (stall_timeout)."""
+
+    def __init__(self, shell: Shell, crew: HostCrew, pulse: Pulse) -> None:
+        self._shell, self._crew, self._pulse = shell, crew, pulse
+        self._misses: dict[tuple[str, int], int] = {}
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(STALL_LOOK_S)
+            for running in list(self._crew.running.values()):
+                if running.ready and not running.stopping:
+                    self._look(running)
+
+    def _look(self, running: Running) -> None:
+        oldest = self._pulse.oldest(running.model)
+        key = (running.model, running.generation)
+        if oldest is None:
+            self._misses.pop(key, None)
+            return
+        config = running.engine.config
+        silent_s = self._shell.clock() - oldest
+        if config.busy_s_max is not None and silent_s > config.busy_s_max:
+            self._end(running, f"no byte for {silent_s:.0f} s on a request (busy_timeout {config.busy_s_max:g} s)")
+        elif silent_s > (config.stall_s_max or STALL_DEFAULT_S):
+            self._shell.spawn(self._probe(running, key, silent_s))
+
+    async def _probe(self, running: Running, key: tuple[str, int], silent_s: float) -> None:
+        if await probe_once(running.host, running.port, running.engine.readiness(), STALL_PROBE_S_MAX):
+            self._misses.pop(key, None)
+            return
+        self._misses[key] = self._misses.get(key, 0) + 1
+        if self._misses[key] >= STALL_PROBES:
+            self._misses.pop(key, None)
+            self._end(running, f"no byte for {silent_s:.0f} s on a request and no answer to {STALL_PROBES} probes (stall_timeout)")
+
+    def _end(self, running: Running, why: str) -> None:
+        self._shell.spawn(self._ending(running, why))
+
+    async def _ending(self, running: Running, why: str) -> None:
+        report: InstanceReported | None = await self._crew.end(running.model, running.generation, Cause.STALLED, why)
+        if report is not None:
+            assert report.state is State.STOPPED
+            self._shell.post(report)

@@ -1,0 +1,237 @@
+"""`greenroom check`, `config convert` and `serve`: what they say of a configuration."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from greenroom.cli.check import ModelNeed, candidates_of, never_fits, page, place, problems_of, together
+from greenroom.config.load import load_config, load_config_text
+from greenroom.config.model import Config, DeviceConfig, ModelConfig, SizeSpec
+from greenroom.engines.base import Estimate
+from tests.cli.conftest import run
+
+ROOMS = {"gpu0": 78 * 1024, "gpu1": 20 * 1024, "ram": 48 * 1024}
+
+
+def a_need(id: str, mib: int | None, *candidates: str, count: int = 1, host_mib: int = 0, problem: str = "", detail: str = "") -> ModelNeed:
+    where = candidates or ("gpu0", "gpu1")
+    return ModelNeed(id, "llama_server", where, count, mib, host_mib, "unknown" if mib is None else "estimated", detail, problem)
+
+
+def a_device(id: str, gib: int | None, *, headroom_mib: int | None = None, probe: str = "auto") -> DeviceConfig:
+    return DeviceConfig(id, SizeSpec(None if gib is None else gib * 1024, headroom_mib, probe))
+
+
+class FakeEngine:
+    """Needs 3 GiB; cannot start when its command says so."""
+
+    kind = "llama_server"
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+
+    def estimate(self, devices: object) -> Estimate:
+        return Estimate(3072, 200, "estimated", "weights 2,048 + KV 900 + overhead 124 MiB")
+
+    def missing(self) -> str:
+        return "there is no file /models/gone.gguf" if "/models/gone.gguf" in self.config.argv else ""
+
+
+@pytest.fixture
+def fake_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    detect = ModuleType("greenroom.engines.detect")
+    detect.describe = FakeEngine  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "greenroom.engines.detect", detect)
+
+
+@pytest.fixture
+def fake_serve(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """A server that reads its configuration, remembers how it was called, and ends with 3."""
+    calls: list[tuple[object, ...]] = []
+
+    def fake_run(config_path: str, listen: str | None, state_dir: str | None, no_auth: bool, strict: bool) -> int:
+        calls.append((config_path, listen, state_dir, no_auth, strict))
+        load_config(config_path, strict=strict)
+        return 3
+
+    serve = ModuleType("greenroom.serve")
+    serve.run = fake_run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "greenroom.serve", serve)
+    return calls
+
+
+def written(folder: Path, content: str) -> str:
+    path = folder / "greenroom.yaml"
+    path.write_text(content)
+    return str(path)
+
+
+TWO = """
+devices:
+  ram: {memory: 5GiB}
+models:
+  chat: {cmd: "llama-server --model /models/chat.gguf --port ${PORT}"}
+  embed: {cmd: "llama-server --model /models/embed.gguf --port ${PORT}", memory: 1GiB}
+"""
+
+
+# ------------------------------------------------------------------------------------------------------------ it all fits
+
+
+def test_everything_finds_a_place() -> None:
+    """The largest goes first, to the emptiest device; host RAM is counted beside."""
+    needs = [a_need("small", 10_000), a_need("big", 60_000, host_mib=1000), a_need("cpu", 4000, "ram")]
+    placed = place(needs, ROOMS)
+    assert placed.homes == {"big": ("gpu0",), "small": ("gpu1",), "cpu": ("ram",)}
+    assert placed.used_mib == {"gpu0": 60_000, "gpu1": 10_000, "ram": 5000}
+    assert together(needs, placed) is True
+
+
+def test_what_does_not_fit_beside_the_others_takes_turns() -> None:
+    """It is named with what it lacks, and is no error."""
+    needs = [a_need("a", 60_000), a_need("b", 50_000, "gpu0")]
+    placed = place(needs, ROOMS)
+    assert placed.homeless == {"b": 60_000 + 50_000 - 78 * 1024}
+    assert together(needs, placed) is False
+    assert problems_of(needs, ROOMS) == []
+    assert page(Config("g.yaml", ()), needs, ROOMS, placed)[-1] == (
+        "Not all fit together (b lacks 29.4 GiB): they take turns as requests arrive."
+    )
+
+
+def test_an_unknown_need_leaves_the_question_open() -> None:
+    """Neither yes nor no is made up."""
+    needs = [a_need("a", 1000), a_need("b", None)]
+    placed = place(needs, ROOMS)
+    assert together(needs, placed) is None
+    assert page(Config("g.yaml", ()), needs, ROOMS, placed)[-1].endswith("nothing is known yet of b.")
+
+
+def test_a_model_on_several_devices_takes_its_share_of_each() -> None:
+    """Tensor parallel: each of two devices carries it, and both must be able to."""
+    need = a_need("tp", 15_000, count=2)
+    assert place([need], ROOMS).used_mib == {"gpu0": 15_000, "gpu1": 15_000, "ram": 0}
+    assert never_fits(a_need("tp", 30_000, count=2), ROOMS) == "it needs 2 devices with 29.3 GiB each and 1 can give that"
+
+
+def test_what_can_never_fit_is_a_problem() -> None:
+    """How much it needs, how much there is at most, and where."""
+    assert never_fits(a_need("huge", 90_000), ROOMS) == "it needs 87.9 GiB and at most 78.0 GiB can ever be free on gpu0, gpu1"
+    assert never_fits(a_need("fine", 60_000), ROOMS) == ""
+    assert never_fits(a_need("measured elsewhere", 90_000, "gpu0", "gpu7"), ROOMS) == ""
+
+
+@pytest.mark.parametrize(
+    ("own", "devices", "wanted"),
+    [
+        ((), ["gpu0", "gpu1", "ram"], ("gpu0", "gpu1")),
+        ((), ["ram"], ("ram",)),
+        (("any",), ["gpu0", "ram"], ("gpu0",)),
+        (("ram",), ["gpu0", "ram"], ("ram",)),
+        ((), [], ()),
+    ],
+)
+def test_candidates(own: tuple[str, ...], devices: list[str], wanted: tuple[str, ...]) -> None:
+    """`any` is every GPU, or ram when there is nothing else."""
+    assert candidates_of(ModelConfig("m", (), devices=own), [a_device(id, 8) for id in devices]) == wanted
+
+
+# ------------------------------------------------------------------------------------------------------------ the command
+
+
+@pytest.mark.usefixtures("fake_engines")
+def test_check_tells_what_each_model_needs_and_whether_all_fit(tmp_path: Path) -> None:
+    """The page for two models that fit."""
+    path = written(tmp_path, TWO)
+    result = run("check", path)
+    assert result.exit_code == 0
+    assert [line for line in result.output.splitlines() if not line.startswith("warning")] == [
+        f"{path}: 2 models, no errors",
+        "",
+        "MODEL  ENGINE        DEVICE   MEMORY  HOW WE KNOW",
+        "chat   llama_server  ram     3.0 GiB  estimated: weights 2,048 + KV 900 + overhead 124 MiB",
+        "embed  llama_server  ram     1.0 GiB  declared",
+        "",
+        "ram  [███████████████████░░░░░] 4.0 GiB of 5.0 GiB",
+        "All fit together.",
+    ]
+
+
+@pytest.mark.usefixtures("fake_engines")
+def test_check_json(tmp_path: Path) -> None:
+    """The same for scripts."""
+    body = json.loads(run("check", written(tmp_path, TWO), "--json").output)
+    assert (body["fits_together"], body["problems"]) == (True, [])
+    assert body["devices"] == [{"id": "ram", "room_mib": 5120, "used_mib": 4096}]
+    assert [(one["id"], one["memory_mib"], one["source"], one["placed_on"]) for one in body["models"]] == [
+        ("chat", 3072, "estimated", ["ram"]),
+        ("embed", 1024, "declared", ["ram"]),
+    ]
+
+
+@pytest.mark.usefixtures("fake_engines")
+def test_what_can_never_start_is_exit_1(tmp_path: Path) -> None:
+    """A missing file and a model larger than its device: one sentence each on standard error."""
+    content = TWO.replace("chat.gguf", "gone.gguf").replace("1GiB}", "9GiB}").replace("memory: 1GiB", "memory: 9GiB")
+    result = run("check", written(tmp_path, content))
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "chat: there is no file /models/gone.gguf\nembed: it needs 9.0 GiB and at most 5.0 GiB can ever be free on ram\n",
+    )
+
+
+@pytest.mark.usefixtures("fake_serve")
+def test_a_broken_configuration_is_lines_with_places_and_exit_2(tmp_path: Path) -> None:
+    """For check, convert and serve alike; never a traceback."""
+    path = written(tmp_path, "models:\n  chat:\n    cmdd: x\n")
+    for args in (["check", path], ["check", path, "--json"], ["serve", "-c", path]):
+        result = run(*args)
+        assert result.exit_code == 2, args
+        assert all(line.startswith(f"{path}:") for line in result.stderr.splitlines()), args
+        assert "cmdd" in result.stderr
+
+
+@pytest.mark.usefixtures("fake_serve")
+@pytest.mark.parametrize("command", [["check"], ["serve", "-c"], ["config", "convert"]])
+@pytest.mark.parametrize("kind", ["missing", "folder", "binary", "not yaml"])
+def test_an_unreadable_file_is_exit_2(command: list[str], kind: str, tmp_path: Path) -> None:
+    """One line that names the file."""
+    path = tmp_path / "greenroom.yaml"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "binary":
+        path.write_bytes(bytes(range(256)))
+    elif kind == "not yaml":
+        path.write_text("models: [unclosed\n")
+    result = run(*command, str(path))
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.stderr
+    assert str(path) in result.stderr
+
+
+def test_the_schema_is_printed_without_a_file() -> None:
+    """For editors; a JSON schema document."""
+    body = json.loads(run("check", "--schema").output)
+    assert body["$schema"].startswith("https://json-schema.org/")
+    assert "models" in body["properties"]
+
+
+def test_convert_prints_a_configuration_that_loads(tmp_path: Path) -> None:
+    """A llama-swap file comes out as a greenroom one."""
+    source = written(tmp_path, 'models:\n  chat:\n    cmd: "llama-server --model /m/chat.gguf --port ${PORT}"\n    ttl: 300\n')
+    result = run("config", "convert", source)
+    assert result.exit_code == 0
+    assert [(one.id, one.ttl_s) for one in load_config_text(result.stdout).models] == [("chat", 300.0)]
+
+
+def test_serve_passes_its_options_on(fake_serve: list[tuple[object, ...]], tmp_path: Path) -> None:
+    """And its exit code back."""
+    path = written(tmp_path, TWO)
+    result = run("serve", "-c", path, "--listen", "0.0.0.0:80", "--state-dir", "/s", "--no-auth", "--lenient")
+    assert (result.exit_code, fake_serve) == (3, [(path, "0.0.0.0:80", "/s", True, False)])
+    run("serve", "-c", path)
+    assert fake_serve[1] == (path, None, None, False, True)

@@ -1,0 +1,389 @@
+"""The commands against a real HTTP server with a fake greenroom behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from greenroom.control.facade import Result as Outcome
+from greenroom.core.facts import Operation, State
+from greenroom.core.views import DeviceView
+from tests.cli.conftest import Served, run, served_app
+from tests.control.fake import FakeFacade, a_model, a_resident, an_event
+
+# -------------------------------------------------------------------------------------------------------------------- ps
+
+
+def test_ps_shows_every_state_and_what_comes_next(served: Served) -> None:
+    """The whole page, word for word."""
+    facade = served.facade
+    facade.statics = {"chat": {"ttl_s": 600.0, "sleep_after_s": 120.0}, "nap": {"ttl_s": 600.0}}
+    models = [
+        a_resident("chat", in_flight=2, idle_s=None, model={"queued": 1}),
+        a_resident("idle-chat", idle_s=45.0),
+        a_resident("embed", State.STARTING, since_s=4.96, expected_s=3.04, idle_s=None, measured_mib={}, reserved_mib={"gpu0": 512}),
+        a_resident("nap", State.ASLEEP, level=1, idle_s=540.0, reserved_mib={"gpu0": 300}, measured_mib={"gpu0": 280}),
+        a_resident("leaver", State.DRAINING, in_flight=1, idle_s=None),
+        a_resident("fixed", idle_s=300.0, model={"pinned": True}),
+        a_model("off"),
+        a_model("waits", queued=3, eta_s=40.0),
+        a_model("broken", State.FAILED, backoff_s=8.0, last_error="exit 1: no such file\x1b[31m"),
+    ]
+    facade.models = {one.id: one for one in models}
+    facade.statics["idle-chat"] = {"ttl_s": 600.0, "sleep_after_s": 120.0}
+    facade.queue = (4, 2.14)
+
+    result = served.run("ps")
+
+    assert result.output.splitlines() == [
+        "MODEL      STATE       DEVICE  RESERVED  MEASURED  IN-FLIGHT  QUEUED   IDLE  NEXT",
+        "chat       ready       gpu0     4.3 GiB   4.1 GiB          2       1      -",
+        "idle-chat  ready       gpu0     4.3 GiB   4.1 GiB          0       0   45 s  sleeps in 1 min",
+        "embed      starting    gpu0     512 MiB         -          0       0      -  [██████░░░░] 62 % about 3 s",
+        "nap        asleep (1)  gpu0     300 MiB   280 MiB          0       0  9 min  stops in 1 min",
+        "leaver     draining    gpu0     4.3 GiB   4.1 GiB          1       0      -  leaves after 1 request",
+        "fixed      ready       gpu0     4.3 GiB   4.1 GiB          0       0  5 min  stays (pinned)",
+        "off        stopped     -              -         -          -       0      -  starts in about 12 s",
+        "waits      stopped     -              -         -          -       3      -  waits for room, about 40 s",
+        r"broken     failed      -              -         -          -       0      -  tries again in 8 s: exit 1: no such file\x1b[31m",
+        "",
+        "gpu0  [█████████████░░░░░░░░░░░] 4.8 GiB of 9.0 GiB reserved, 5.1 GiB used, 307 MiB by others (pid 4711 (python)), H100",
+        "",
+        "4 requests wait, the oldest for 2.1 s",
+    ]
+    assert result.exit_code == 0
+
+
+def test_ps_without_models_or_devices_is_an_empty_table(served: Served) -> None:
+    """Nothing to show is not an error."""
+    served.facade.devices = ()
+    result = served.run("ps")
+    assert (result.exit_code, result.output) == (0, "MODEL  STATE  DEVICE  RESERVED  MEASURED  IN-FLIGHT  QUEUED  IDLE  NEXT\n")
+
+
+def test_ps_json_is_the_status_itself(served: Served) -> None:
+    """Scripts get what GET /api/status says."""
+    served.facade.models = {"chat": a_resident("chat")}
+    result = served.run("ps", "--json")
+    body = json.loads(result.output)
+    assert (result.exit_code, body["version"], body["models"][0]["state"]) == (0, "1.2.3", "ready")
+
+
+def test_names_from_outside_cannot_control_the_terminal(served: Served) -> None:
+    """Model, device and holder names with escape sequences come out as visible text, in JSON as well."""
+    evil = "\x1b]0;owned\x07\u202emodel\nrm -rf"
+    served.facade.models = {evil: a_resident(evil, devices=("gpu0\r",), reserved_mib={"gpu0\r": 1}, measured_mib={})}
+    served.facade.devices = (DeviceView("gpu0\r", "gpu", "\x1b[5m", 100, 0, 1, None, 5, "\x07", ""),)
+    served.facade.stories[evil] = [(1.0, "\x1b[2J")]
+    served.facade.past = [an_event(1, "\x1b[2J", model=evil)]
+    for args in (["ps"], ["ps", "--json"], ["why", evil], ["load", evil], ["events"], ["unload", "\x1b[2J"], ["load", evil, "--json"]):
+        result = served.run(*args)
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", result.output), args
+
+
+# ----------------------------------------------------------------------------------------------------------- operations
+
+
+def test_load_waits_for_the_end_and_tells_where_it_is(served: Served) -> None:
+    """Asked again while it is under way; one plain line per state when nobody watches."""
+    facade = served.facade
+    starting = a_resident("chat", State.STARTING, since_s=3.0, expected_s=9.0, idle_s=None)
+    facade.models = {"chat": starting}
+    facade.results["chat", Operation.LOAD] = [Outcome(202, ""), Outcome(202, ""), Outcome(200, "ready")]
+
+    def progress(model: str, operation: Operation) -> None:
+        if len(facade.asked) == 3:
+            facade.models["chat"] = a_resident("chat")
+
+    facade.on_operate = progress
+    result = served.run("load", "chat")
+
+    assert result.exit_code == 0
+    assert re.fullmatch(r"chat is ready on gpu0 \(4\.3 GiB\)( after .*)?", result.output.splitlines()[-1])
+    assert [one[:2] for one in facade.asked] == [("chat", Operation.LOAD)] * 3
+    assert {one[4] for one in facade.asked} == {20.0}
+
+
+@pytest.mark.parametrize(
+    ("args", "asked", "said"),
+    [
+        (["unload", "chat"], ("chat", Operation.UNLOAD, False, None, 20.0), "chat is stopped"),
+        (["unload", "chat", "--force"], ("chat", Operation.UNLOAD, True, None, 20.0), "chat is stopped"),
+        (["sleep", "chat", "--level", "2"], ("chat", Operation.SLEEP, False, 2, 20.0), "chat sleeps"),
+        (["wake", "chat"], ("chat", Operation.WAKE, False, None, 20.0), "chat is ready on gpu0 (4.3 GiB)"),
+        (["pin", "chat"], ("chat", Operation.PIN, False, None, 20.0), "chat is pinned: it is never evicted"),
+        (["unpin", "chat"], ("chat", Operation.UNPIN, False, None, 20.0), "chat is not pinned any more"),
+        (["pin", "org/m 1"], ("org/m 1", Operation.PIN, False, None, 20.0), "org/m 1 is pinned: it is never evicted"),
+    ],
+)
+def test_operations_ask_for_what_they_say(args: list[str], asked: tuple[object, ...], said: str, served: Served) -> None:
+    """The right model, operation and options; one line about the end."""
+    served.facade.models = {"chat": a_resident("chat"), "org/m 1": a_model("org/m 1")}
+    result = served.run(*args)
+    assert (result.exit_code, served.facade.asked) == (0, [asked])
+    assert result.output.splitlines()[-1].startswith(said)
+
+
+def test_load_without_waiting_returns_at_once(served: Served) -> None:
+    """--no-wait: asked for, told how to follow it."""
+    served.facade.models = {"chat": a_model("chat", State.STARTING)}
+    served.facade.results["chat", Operation.LOAD] = [Outcome(202, "")]
+    result = served.run("load", "chat", "--no-wait")
+    assert (result.exit_code, result.output) == (0, "chat: load is under way. `greenroom ps` shows how it goes\n")
+    assert served.facade.asked == [("chat", Operation.LOAD, False, None, 0.0)]
+
+
+def test_a_refusal_is_one_sentence_and_exit_1(served: Served) -> None:
+    """The server's reason, and when to try again."""
+    served.facade.models = {"chat": a_model("chat")}
+    served.facade.results["chat", Operation.LOAD] = [Outcome(503, "chat needs 2.0 GiB more than is free", "no_room", 7.2)]
+    result = served.run("load", "chat")
+    assert (result.exit_code, result.stderr) == (1, "chat needs 2.0 GiB more than is free (try again in 8 s)\n")
+
+
+def test_an_unknown_model_gets_near_names(served: Served) -> None:
+    """Did you mean; exit 1."""
+    served.facade.models = {"chat": a_model("chat")}
+    result = served.run("why", "chatt")
+    assert (result.exit_code, result.output) == (1, "there is no model 'chatt': did you mean 'chat'?\n")
+
+
+def test_load_json_tells_the_outcome_and_the_model(served: Served) -> None:
+    """For scripts: done, how long, and the state it ended in."""
+    served.facade.models = {"chat": a_resident("chat")}
+    result = served.run("load", "chat", "--json")
+    body = json.loads(result.output)
+    assert (body["done"], body["status"]["state"], body["took_s"] >= 0) == (True, "ready", True)
+
+
+# --------------------------------------------------------------------------------------------------- logs, events, why
+
+
+def test_logs_are_shown_without_control_sequences(served: Served) -> None:
+    """The last lines asked for; colours dropped, other escapes visible; JSON keeps them, escaped."""
+    served.facade.models = {"chat": a_model("chat")}
+    served.facade.logs = {"chat": ["one", "\x1b[32mgreen\x1b[0m", "bad \x1b[2J"], "": ["own"]}
+    assert served.run("logs", "chat", "-n", "2").output == "green\nbad \\x1b[2J\n"
+    assert served.run("logs").output == "own\n"
+    lines = served.run("logs", "chat", "--json").output.splitlines()
+    assert json.loads(lines[1]) == {"model": "chat", "line": "\x1b[32mgreen\x1b[0m"}
+
+
+def test_followed_logs_end_with_exit_1_when_the_server_goes(served: Served) -> None:
+    """New lines appear; the end of the stream is told, as the reader expected none."""
+    served.facade.models = {"chat": a_model("chat")}
+    served.facade.logs["chat"] = ["old"]
+
+    def speak() -> None:
+        if not served.facade.subscribers:
+            served.loop.call_later(0.01, speak)
+            return
+        served.facade.publish("new")
+        served.facade.publish(None)
+
+    served.call(speak)
+    result = served.run("logs", "chat", "-f")
+    assert (result.exit_code, result.stdout) == (1, "old\nnew\n")
+    assert "ended the log" in result.stderr
+
+
+def test_events_are_lines_with_clock_times(served: Served) -> None:
+    """Warnings stand out, a model-less event is greenroom's own."""
+    now = time.time()
+    evicted = {"at": now, "level": "warning"}
+    served.facade.past = [an_event(1, "evicted: embed needed 300 MiB", **evicted), an_event(2, "started", model="", at=now)]
+    lines = served.run("events").output.splitlines()
+    assert [re.sub(r"^(.* )?\d\d:\d\d:\d\d", "T", line) for line in lines] == [
+        "T  chat  ! evicted: embed needed 300 MiB",
+        "T  greenroom  started",
+    ]
+    assert [json.loads(line)["id"] for line in served.run("events", "--json", "-n", "1").output.splitlines()] == [2]
+
+
+def test_followed_events_begin_with_the_recent_ones(served: Served) -> None:
+    """History, then news, each once."""
+    served.facade.past = [an_event(1, "first")]
+
+    def speak() -> None:
+        if not served.facade.subscribers:
+            served.loop.call_later(0.01, speak)
+            return
+        served.facade.publish(an_event(2, "second"))
+        served.facade.publish(None)
+
+    served.call(speak)
+    result = served.run("events", "-f", "--json")
+    assert [json.loads(line)["text"] for line in result.stdout.splitlines()] == ["first", "second"]
+    assert result.exit_code == 1
+
+
+def test_why_reads_like_a_story(served: Served) -> None:
+    """State and how long ago, then one line per cause with its time."""
+    now = time.time()
+    served.facade.models = {"chat": a_model("chat")}
+    served.facade.stories["chat"] = [(now - 200_000, "asked for by 10.0.0.5"), (now - 250, "evicted: embed needed 300 MiB")]
+    first, second, third = served.run("why", "chat").output.splitlines()
+    assert re.fullmatch(r"chat is stopped; the last thing happened 4 min 1\d s ago\.", first)
+    assert re.fullmatch(r"  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d  asked for by 10\.0\.0\.5", second)
+    assert third.endswith("evicted: embed needed 300 MiB")
+    assert json.loads(served.run("why", "chat", "--json").output)["story"][1]["text"] == "evicted: embed needed 300 MiB"
+
+
+def test_why_of_an_untouched_model_says_so(served: Served) -> None:
+    """No story is an answer too."""
+    served.facade.models = {"chat": a_model("chat")}
+    assert served.run("why", "chat").output == "chat is stopped; nothing has happened to it since greenroom started.\n"
+
+
+# ---------------------------------------------------------------------------------------------------- finding the server
+
+
+def test_no_server_is_one_sentence_with_the_way_out() -> None:
+    """Exit 1, and how to start one."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, never listening: refused
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        for args in (["ps"], ["load", "chat"], ["logs", "chat"], ["events", "-f"], ["why", "chat"]):
+            result = run(*args, "--url", url)
+            assert (result.exit_code, result.output) == (
+                1,
+                f"no greenroom answers at {url}. Start one with `greenroom serve -c greenroom.yaml`\n",
+            )
+
+
+@pytest.mark.parametrize("url", ["ftp://here", "http://", "http://host:notaport", "http://[bad"])
+def test_a_wrong_url_is_a_usage_error(url: str) -> None:
+    """Exit 2 before anything is sent."""
+    result = run("ps", "--url", url)
+    assert (result.exit_code, "is not an address of a server" in result.output) == (2, True)
+
+
+@pytest.fixture
+def locked() -> Iterator[Served]:
+    """A server that wants a key and remembers what it got."""
+    keys: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        keys.append(request.headers.get("Authorization", ""))
+        if keys[-1] != "Bearer s3cret-key":
+            return web.json_response({"error": {"message": "this needs an API key"}}, status=401)
+        return web.json_response({"version": "1", "uptime_s": 0, "devices": [], "models": [], "queue": {"length": 0, "oldest_s": 0}})
+
+    app = web.Application()
+    app.router.add_get("/api/status", answer)
+    yield from served_app(app, FakeFacade())
+
+
+def test_the_key_comes_from_the_environment_or_a_file(locked: Served, tmp_path: Path) -> None:
+    """Without one: how to give it.  The file wins.  It is never printed."""
+    (tmp_path / "key").write_text("s3cret-key\n")
+    without = locked.run("ps")
+    assert (without.exit_code, without.output) == (
+        1,
+        "this needs an API key. Set GREENROOM_API_KEY or give --api-key-file\n",
+    )
+    assert locked.run("ps", GREENROOM_API_KEY="s3cret-key").exit_code == 0
+    assert locked.run("ps", "--api-key-file", str(tmp_path / "key"), GREENROOM_API_KEY="wrong").exit_code == 0
+    wrong = locked.run("ps", GREENROOM_API_KEY="wr0ng-key")
+    assert (wrong.exit_code, "wr0ng-key" in wrong.output) == (1, False)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"two words", b"line\nline", b"\xff\xfe"])
+def test_an_unusable_key_file_is_a_usage_error(content: bytes | None, tmp_path: Path) -> None:
+    """Missing, empty, or not one line of text: exit 2, and the content is not shown."""
+    if content is not None:
+        (tmp_path / "key").write_bytes(content)
+    result = run("ps", "--api-key-file", str(tmp_path / "key"))
+    assert (result.exit_code, "API key" in result.output) == (2, True)
+    assert "words" not in result.output
+
+
+def test_there_is_no_option_that_takes_a_key() -> None:
+    """Every user of a machine can read command lines."""
+    assert run("ps", "--api-key", "x").exit_code == 2
+
+
+@pytest.fixture
+def stranger() -> Iterator[Served]:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text="<html>\x1b[2Jhello</html>", content_type="text/html")
+
+    app = web.Application()
+    app.router.add_route("*", "/{any:.*}", answer)
+    yield from served_app(app, FakeFacade())
+
+
+def test_a_stranger_at_the_address_is_recognised(stranger: Served) -> None:
+    """Another web server there: said plainly, no traceback."""
+    for args in (["ps"], ["load", "chat"], ["why", "chat"], ["events"]):
+        result = stranger.run(*args)
+        assert (result.exit_code, "not as greenroom does" in result.output) == (1, True), args
+
+
+# ------------------------------------------------------------------------------------------------------- the main command
+
+
+def test_version_and_help() -> None:
+    """`--version` is one line; `--help` names every command of the design."""
+    assert re.fullmatch(r"greenroom \d+\.\d+\.\d+\S*\n", run("--version").output)
+    shown = run("--help").output
+    names = "serve demo check ps load unload sleep wake pin unpin logs events why config"
+    assert [name for name in names.split() if not re.search(rf"^  {name} ", shown, re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize("args", [[], ["nothing"], ["ps", "--nope"], ["load"], ["sleep", "m", "--level", "3"], ["check"], ["serve"]])
+def test_wrong_usage_is_exit_2(args: list[str]) -> None:
+    """Including no command at all."""
+    assert run(*args).exit_code == 2
+
+
+def test_a_mistyped_command_gets_a_suggestion() -> None:
+    """Did you mean."""
+    assert "there is no command 'unlaod'. Did you mean 'unload' or 'load'?" in run("unlaod").output
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """`greenroom --help` must be quick: no HTTP, no terminal, no schema library."""
+    code = (
+        "import sys, greenroom.cli\n"
+        "try: greenroom.cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'aiohttp', 'rich', 'pydantic', 'ruamel', 'uvloop', 'msgspec', 'asyncio', 'sqlite3'}\n"
+        "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ctrl_c_is_quiet_and_exits_130(served: Served) -> None:
+    """No traceback, no `Aborted!`."""
+    command = [sys.executable, "-c", "from greenroom.cli import main; main()", "events", "-f", "--url", served.url]
+    served.facade.past = [an_event(1, "first")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "first" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors.strip()) == (130, "")
+
+
+def test_a_reader_that_closes_the_pipe_is_no_error(served: Served) -> None:
+    """`greenroom ps | head -1`: nothing on standard error."""
+    served.facade.models = {f"m{n}": a_resident(f"m{n}") for n in range(2000)}
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-c", "from greenroom.cli import main; main()", "ps", "--url", served.url]
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (1, "")

@@ -1,0 +1,148 @@
+"""A Facade that says what a test gave it, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from greenroom.control.facade import InstanceExtra, Result
+from greenroom.core.facts import Operation, State
+from greenroom.core.views import DeviceView, InstanceView, ModelView, View
+
+GPU = DeviceView("gpu0", "gpu", "H100", 9728, 512, 4915, 5222, 307, "pid 4711 (python)", "")
+
+
+def a_model(id: str, state: State = State.STOPPED, **fields: Any) -> ModelView:
+    known: dict[str, Any] = {
+        "id": id,
+        "state": state,
+        "pinned": False,
+        "queued": 0,
+        "oldest_s": 0.0,
+        "eta_s": None,
+        "starts": 0,
+        "wakes": 0,
+        "evictions": 0,
+        "failures": 0,
+        "backoff_s": 0.0,
+        "quarantined": False,
+        "need_mib": 4403,
+        "need_source": "measured",
+        "up_s": 12.0,
+        "last_error": "",
+        "instances": (),
+    }
+    return ModelView(**{**known, **fields})
+
+
+def an_instance(model: str, state: State, **fields: Any) -> InstanceView:
+    known: dict[str, Any] = {
+        "model": model,
+        "state": state,
+        "generation": 1,
+        "devices": ("gpu0",),
+        "reserved_mib": {"gpu0": 4403},
+        "measured_mib": {"gpu0": 4198},
+        "host_mib": 0,
+        "in_flight": 0,
+        "since_s": 60.0,
+        "idle_s": 30.0,
+        "level": 0,
+        "expected_s": None,
+    }
+    return InstanceView(**{**known, **fields})
+
+
+def a_resident(id: str, state: State = State.READY, *, model: dict[str, Any] | None = None, **instance: Any) -> ModelView:
+    return a_model(id, state, instances=(an_instance(id, state, **instance),), **(model or {}))
+
+
+class FakeFacade:
+    version = "1.2.3"
+
+    def __init__(self, *models: ModelView, devices: Sequence[DeviceView] = (GPU,)) -> None:
+        self.models = {one.id: one for one in models}
+        self.devices = tuple(devices)
+        self.queue = (0, 0.0)
+        self.statics: dict[str, dict[str, Any]] = {}
+        self.stories: dict[str, list[tuple[float, str]]] = {}
+        self.logs: dict[str, list[str]] = {}
+        self.past: list[dict[str, Any]] = []
+        self.asked: list[tuple[str, Operation, bool, int | None, float]] = []
+        self.results: dict[tuple[str, Operation], list[Result]] = {}
+        self.on_operate: Callable[[str, Operation], None] = lambda model, operation: None
+        self.subscribers: set[asyncio.Queue[Any]] = set()
+        self.subscribed = asyncio.Event()
+        self.deserted = asyncio.Event()
+
+    def uptime_s(self) -> float:
+        return 61.5
+
+    def view(self) -> View:
+        return View(100.0, self.devices, tuple(self.models.values()), *self.queue)
+
+    def extra(self, model: str) -> InstanceExtra:
+        return InstanceExtra(4242, 5801) if self.models[model].instances else InstanceExtra(None, None)
+
+    def static(self, model: str) -> dict[str, Any]:
+        return {"aliases": [], "engine": "llama_server", **self.statics.get(model, {})}
+
+    def resolve(self, name: str) -> str | None:
+        if name in self.models:
+            return name
+        return next((id for id, static in self.statics.items() if name in static.get("aliases", ())), None)
+
+    def near(self, name: str) -> Sequence[str]:
+        return [id for id in self.models if id[:3] == name[:3]]
+
+    async def operate(self, model: str, operation: Operation, *, force: bool, level: int | None, wait_s: float) -> Result:
+        self.asked.append((model, operation, force, level, wait_s))
+        self.on_operate(model, operation)
+        results = self.results.get((model, operation), [Result(200, "done")])
+        return results.pop(0) if len(results) > 1 else results[0]
+
+    def why(self, model: str) -> Sequence[tuple[float, str]]:
+        return self.stories.get(model, [])
+
+    def log_tail(self, model: str, lines: int) -> Sequence[str]:
+        return self.logs.get(model, [])[-lines:]
+
+    async def log_follow(self, model: str) -> AsyncIterator[str]:
+        async for line in self._subscribe():
+            yield line
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        async for event in self._subscribe():
+            yield event
+
+    def recent(self, limit: int) -> Sequence[dict[str, Any]]:
+        return self.past[-limit:]
+
+    async def _subscribe(self) -> AsyncIterator[Any]:
+        queue: asyncio.Queue[Any] = asyncio.Queue()
+        self.subscribers.add(queue)
+        self.subscribed.set()
+        self.deserted.clear()
+        try:
+            while (message := await queue.get()) is not None:
+                if isinstance(message, Exception):
+                    raise message
+                yield message
+        finally:
+            self.subscribers.discard(queue)
+            if not self.subscribers:
+                self.deserted.set()
+
+    def publish(self, message: Any) -> None:
+        """None ends every subscription."""
+        for queue in self.subscribers:
+            queue.put_nowait(message)
+
+    def change(self, id: str, **fields: Any) -> None:
+        self.models[id] = replace(self.models[id], **fields)
+
+
+def an_event(number: int, text: str = "ready", **fields: Any) -> dict[str, Any]:
+    return {"id": number, "at": 1_700_000_000.0 + number, "kind": "ready", "model": "chat", "level": "info", "text": text, **fields}

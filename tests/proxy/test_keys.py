@@ -1,0 +1,109 @@
+"""Who is asking, told from the key presented."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from greenroom.proxy.keys import CREDENTIAL_BYTES_MAX, STRIPPED, Keys
+
+KEYS = Keys(["sk-first", "sk-second", "pässword:with:colons"])
+
+
+def basic(text: str) -> bytes:
+    return b"Basic " + base64.b64encode(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "who"),
+    [
+        (b"authorization", b"Bearer sk-first", "key-1"),
+        (b"authorization", b"bearer   sk-second  ", "key-2"),
+        (b"authorization", b"BEARER sk-first", "key-1"),
+        (b"authorization", basic("anyone:sk-first"), "key-1"),
+        (b"authorization", basic(":sk-second"), "key-2"),
+        (b"authorization", basic("user:pässword:with:colons"), "key-3"),
+        (b"x-api-key", b"sk-first", "key-1"),
+        (b"x-api-key", b" sk-second ", "key-2"),
+        (b"authorization", "Bearer pässword:with:colons".encode(), "key-3"),
+    ],
+)
+def test_a_key_opens_in_every_accepted_form(name: bytes, value: bytes, who: str) -> None:
+    """Bearer, Basic (the password) and x-api-key; the name told says nothing of the key."""
+    assert KEYS.check([(b"host", b"x"), (name, value), (b"accept", b"*/*")]) == who
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"authorization", b"")],
+        [(b"authorization", b"Bearer")],
+        [(b"authorization", b"Bearer ")],
+        [(b"authorization", b"Bearer sk-firs")],
+        [(b"authorization", b"Bearer sk-firstt")],
+        [(b"authorization", b"Bearer SK-FIRST")],
+        [(b"authorization", b"sk-first")],
+        [(b"authorization", b"Token sk-first")],
+        [(b"authorization", b"Basic sk-first")],
+        [(b"authorization", b"Basic !!!!")],
+        [(b"authorization", b"Basic \xff\xfe")],
+        [(b"authorization", basic("sk-first"))],
+        [(b"authorization", basic("sk-first:"))],
+        [(b"authorization", basic("u:sk-wrong"))],
+        [(b"x-api-key", b"")],
+        [(b"x-api-key", b"Bearer sk-first")],
+        [(b"api-key", b"sk-first")],
+        [(b"proxy-authorization", b"Bearer sk-first")],
+        [(b"cookie", b"sk-first")],
+        [(b"authorization", b"Bearer " + b"x" * (CREDENTIAL_BYTES_MAX + 1))],
+        [(b"authorization", b"Basic " + b"A" * 1_000_000)],
+    ],
+)
+def test_anything_else_does_not_open(headers: list[tuple[bytes, bytes]]) -> None:
+    """Missing, wrong, cut, in another case, in another header, malformed, huge."""
+    assert KEYS.check(headers) is None
+
+
+def test_one_right_key_among_two_is_enough_but_not_among_many() -> None:
+    """Clients send the same key in two headers, or a dummy in one; nobody may try a list in one request."""
+    right = (b"x-api-key", b"sk-first")
+    wrong = (b"authorization", b"Bearer dummy")
+
+    assert KEYS.check([wrong, right]) == "key-1"
+    assert KEYS.check([right, wrong]) == "key-1"
+    assert KEYS.check([*[(b"x-api-key", b"guess")] * 10, right]) is None
+
+
+def test_without_keys_everybody_is_nobody() -> None:
+    """Nothing is required then, whatever is presented."""
+    assert not Keys([]).required
+    assert Keys([]).check([(b"authorization", b"Bearer anything")]) == ""
+    assert KEYS.required
+
+
+def test_a_key_listed_twice_has_its_first_name() -> None:
+    """Names stay those of the first mention."""
+    assert Keys(["a", "b", "a"]).check([(b"x-api-key", b"a")]) == "key-1"
+
+
+def test_the_object_does_not_hold_the_keys() -> None:
+    """Nothing that a dump or a repr of it shows is a key."""
+    held = repr([getattr(KEYS, name) for name in KEYS.__slots__])
+
+    assert "sk-first" not in held
+    assert "sk-first" not in repr(KEYS)
+
+
+def test_every_header_that_may_hold_a_key_is_stripped() -> None:
+    """The engine never sees a client's key."""
+    assert {b"authorization", b"x-api-key", b"proxy-authorization"} <= STRIPPED
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"authorization", b"x-api-key"]), st.binary(max_size=40)), max_size=5))
+def test_no_bytes_make_it_raise_or_open(headers: list[tuple[bytes, bytes]]) -> None:
+    """Random credentials are refused."""
+    assert KEYS.check(headers) is None
