@@ -13,7 +13,7 @@ import asyncio
 import json
 import time
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import uvloop
 
@@ -48,7 +48,7 @@ class Asker(asyncio.Protocol):
         self.errors = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop has transports of its own
         self.transport = transport
         self.send()
 
@@ -97,7 +97,7 @@ class Listener(asyncio.Protocol):
         self.tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop has transports of its own
         self.transport = transport
         transport.write(self.request)
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from .harness import ENGINE, HERE, Server, ask, cpu_s, free_port, greenroom, median, print_table, process, rss_mib, workplace
 
+LOAD_S_MAX = 120.0
 KEY = "bench-key-0123456789"
 STREAMS = 50
 PACED_DELAY_S = 0.01
@@ -73,7 +74,7 @@ def load(kind: str, server: Server, *, key: str = "", **options: Any) -> dict[st
     flags = [f"--{name}={value}" for name, value in options.items()]
     argv = [sys.executable, "-m", "bench.load", kind, f"--port={server.port}", *flags, *([f"--key={key}"] if key else [])]
     before = cpu_s(server.pid) if server.pid else 0.0
-    done = subprocess.run(argv, cwd=HERE.parent, check=True, capture_output=True, text=True)
+    done = subprocess.run(argv, cwd=HERE.parent, check=True, capture_output=True, text=True, timeout=LOAD_S_MAX)
     result: dict[str, Any] = json.loads(done.stdout)
     result["cpu_s"] = (cpu_s(server.pid) if server.pid else 0.0) - before
     if result["errors"]:

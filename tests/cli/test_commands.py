@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import socket
@@ -387,3 +388,60 @@ def test_a_reader_that_closes_the_pipe_is_no_error(served: Served) -> None:
     done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     os.close(write_end)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def on_a_terminal(served: Served, *args: str, until: bytes = b"", then: int = 0) -> tuple[int, bytes]:
+    """Run a command on a pseudo-terminal; once `until` is on the screen, send the signal `then`."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "GREENROOM_URL": served.url, "TERM": "xterm", "COLUMNS": "120", "LINES": "40", "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-c", "from greenroom.cli import main; main()", *args]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                piece = os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not piece:
+                break
+            seen += piece
+            if until and until in seen:
+                until = b""
+                process.send_signal(then)
+        process.wait(timeout=30)
+    os.close(ours)
+    return process.returncode, seen
+
+
+def test_load_on_a_terminal_draws_a_bar_and_leaves_one_line(served: Served) -> None:
+    """The bar with its estimate while it loads, the ending after it, the cursor visible again."""
+    facade = served.facade
+    facade.models = {"chat": a_resident("chat", State.STARTING, since_s=4.96, expected_s=3.04, idle_s=None)}
+
+    async def slow(*_: object, **__: object) -> Outcome:
+        while facade.looks < 3:
+            await facade.looked.wait()
+            facade.looked.clear()
+        facade.models["chat"] = a_resident("chat")
+        return Outcome(200, "ready")
+
+    facade.operate = slow  # type: ignore[method-assign, assignment]
+    code, screen = on_a_terminal(served, "load", "chat")
+    words = screen.decode()
+    assert code == 0
+    assert "chat  starting on gpu0  [███████████████░░░░░░░░░] 62 % about 3 s" in words
+    assert re.search(r"chat is ready on gpu0 \(4\.3 GiB\) after [\d.]+ s\r\n", words)
+    assert words.rindex("\x1b[?25h") > words.rindex("\x1b[?25l")
+
+
+def test_ps_watch_redraws_until_ctrl_c(served: Served) -> None:
+    """Exit 130, no traceback, the cursor visible again."""
+    served.facade.models = {"chat": a_resident("chat", idle_s=45.0)}
+    code, screen = on_a_terminal(served, "ps", "--watch", "--every", "0.1", until=b"gpu0", then=signal.SIGINT)
+    words = screen.decode()
+    assert code == 130
+    assert "chat" in words
+    assert "Traceback" not in words
+    assert "Aborted" not in words
+    assert words.rindex("\x1b[?25h") > words.rindex("\x1b[?25l")

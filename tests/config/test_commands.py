@@ -51,9 +51,9 @@ def test_an_unclosed_quote_does_not_show_what_it_quotes() -> None:
     assert "sk-very" not in str(caught.value)
 
 
-def test_comments_can_be_taken_out_line_for_line() -> None:
-    """What is left has the same lines."""
-    assert without_comments("fe # a\n# b\n --c '# d'\n") == "fe \n\n --c '# d'\n"
+def test_comments_can_be_emptied_line_for_line() -> None:
+    """What is left has the same lines and the same words."""
+    assert without_comments("fe # a\n# b\n --c '# d'\n") == "fe #\n#\n --c '# d'\n"
 
 
 def test_a_command_has_a_largest_size() -> None:

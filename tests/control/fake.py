@@ -76,11 +76,15 @@ class FakeFacade:
         self.subscribers: set[asyncio.Queue[Any]] = set()
         self.subscribed = asyncio.Event()
         self.deserted = asyncio.Event()
+        self.looks = 0
+        self.looked = asyncio.Event()
 
     def uptime_s(self) -> float:
         return 61.5
 
     def view(self) -> View:
+        self.looks += 1
+        self.looked.set()
         return View(100.0, self.devices, tuple(self.models.values()), *self.queue)
 
     def extra(self, model: str) -> InstanceExtra:

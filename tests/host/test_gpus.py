@@ -78,7 +78,11 @@ def ask(library, tmp_path):
     return run
 
 
-TWO = f"gpu 0 GPU-aaa {8 * GIB} {GIB} 0 Slow 8G\ngpu 1 GPU-bbb {24 * GIB} 0 -1 Fast 24G\nproc 0 -1 41 {2 * GIB}\nproc 0 -1 42 {GIB}\nproc 0 -1 43 -1\n"
+TWO = (
+    f"gpu 0 GPU-aaa {8 * GIB} {GIB} 0 Slow 8G\n"
+    f"gpu 1 GPU-bbb {24 * GIB} 0 -1 Fast 24G\n"
+    f"proc 0 -1 41 {2 * GIB}\nproc 0 -1 42 {GIB}\nproc 0 -1 43 -1\n"
+)
 SPLIT = (
     f"gpu 0 GPU-aaa {80 * GIB} {GIB} 1 Card\n"
     f"mig 0 0 MIG-111 {40 * GIB} {GIB // 2} 1 0 Card MIG 3g.40gb\n"

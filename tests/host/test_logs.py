@@ -95,11 +95,9 @@ async def test_a_reader_gets_the_tail_and_then_every_line():
     ring = LogRing("a")
     ring.feed(b"1\n2\n3\n")
     reader = ring.subscribe(tail=2)
-    read: list[str] = []
 
-    async def follow() -> None:
-        async for line in reader:
-            read.append(line)
+    async def follow() -> list[str]:
+        return [line async for line in reader]
 
     async def print_more() -> None:
         ring.feed(b"4\n")
@@ -107,7 +105,7 @@ async def test_a_reader_gets_the_tail_and_then_every_line():
         ring.feed(b"5\n")
         ring.close()
 
-    await asyncio.wait_for(asyncio.gather(follow(), print_more()), 20)
+    read, _ = await asyncio.wait_for(asyncio.gather(follow(), print_more()), 20)
     assert read == ["2", "3", "4", "5"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -12,7 +11,10 @@ import pytest
 from greenroom.host import memory
 from tests.host.engines import a_launch, printed, python_argv, running
 
-HOLD = "import mmap, os, time; m = mmap.mmap(-1, {mib} << 20, flags={flags}); m.write(b'x' * ({mib} << 20)); {then}os.write(1, b'held\\n'); time.sleep(60)"
+HOLD = (
+    "import mmap, os, time; m = mmap.mmap(-1, {mib} << 20, flags={flags}); m.write(b'x' * ({mib} << 20));"
+    "{then}os.write(1, b'held\\n'); time.sleep(60)"
+)
 
 
 def test_the_machine_has_what_the_kernel_says():
@@ -50,7 +52,7 @@ async def test_a_large_tree_is_measured_cheaply(monkeypatch):
     """Above the limit the exact share is not asked for: its cost grows with the memory held."""
     asked = []
     monkeypatch.setattr(memory, "EXACT_MIB_MAX", 100)
-    monkeypatch.setattr(memory, "_proportional", lambda pid: asked.append(pid))
+    monkeypatch.setattr(memory, "_proportional", asked.append)
     async with running(a_launch(python_argv(HOLD.format(mib=200, flags="mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS", then="")))) as process:
         await printed(process.log, "held")
         began_at = time.monotonic()
@@ -86,4 +88,3 @@ def test_our_own_control_group_is_looked_up_to_the_root():
     """The limit may be set on any level above us."""
     folders = memory._cgroup_folders()
     assert all(folder == Path("/sys/fs/cgroup") or Path("/sys/fs/cgroup") in folder.parents for folder in folders)
-    assert os.path.exists("/proc/self/cgroup") is bool(folders) or folders == []

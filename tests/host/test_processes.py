@@ -68,6 +68,7 @@ async def test_an_engine_sees_its_token_and_the_launch_environment():
         (("/nonexistent/llama-server",), None, "no such program"),
         (("no-such-llama-server",), None, "no such program"),
         ((str(FAKES / "fake_nvml.c"),), None, "may not be executed"),
+        (("sh", "a\0b"), None, "embedded null byte in its arguments"),
         (("sh",), "/nonexistent", "its working directory /nonexistent cannot be entered"),
     ],
 )

@@ -405,10 +405,10 @@ class Caller:
         self.eof = not data
         return data
 
-    async def answer(self, method: str = "GET", version: str = "1.1") -> Answer | None:
+    async def answer(self, method: str = "GET", *, upgrade: bool = False) -> Answer | None:
         """The next answer; None when the connection ended before one."""
         parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=1 << 22)
-        headers = [("host", "x")]
+        headers = [("host", "x"), *([("connection", "upgrade"), ("upgrade", "websocket")] if upgrade else [])]
         parser.send(h11.Request(method=method, target="/", headers=headers))
         parser.send(h11.EndOfMessage())
         head: h11.Response | None = None

@@ -108,14 +108,14 @@ async def until_done(asked: Client, model: str, operation: str, query: dict[str,
     """Ask, and ask again while it is under way; the progress is shown meanwhile."""
     fault: Fault | None = None
     value: dict[str, Any] = {}
+    path = client.model_path(model, operation)
     async with asyncio.TaskGroup() as group:
         watcher = group.create_task(watch(asked, model, show))
         try:
-            status = 202
+            status, value = await asked.ask("POST", path, wait_s=WAIT_PIECE_S, wait=WAIT_PIECE_S, **query)
             while status == 202:
-                status, value = await asked.ask(
-                    "POST", client.model_path(model, operation), wait_s=WAIT_PIECE_S, wait=WAIT_PIECE_S, **query
-                )
+                await asyncio.sleep(LOOK_S)  # a server that does not wait is not hammered
+                status, value = await asked.ask("POST", path, wait_s=WAIT_PIECE_S, wait=WAIT_PIECE_S, **query)
         except Fault as found:  # carried out of the group, which would wrap it
             fault = found
         watcher.cancel()
@@ -196,7 +196,9 @@ class LiveLine:
         from rich.live import Live
         from rich.text import Text
 
-        self._live = Live(console=Console(highlight=False), auto_refresh=False, transient=True)
+        self._live = Live(
+            console=Console(highlight=False), auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        )
         self._live.start()
         return lambda line: self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
 

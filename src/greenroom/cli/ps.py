@@ -57,7 +57,7 @@ async def show_live(asked: client.Client, every_s: float) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop", redirect_stdout=False, redirect_stderr=False) as live:
         while True:
             lines = page(await asked.get("/api/status"), ascii=text.is_ascii_terminal())
             live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)

@@ -124,11 +124,11 @@ def split(text: str) -> tuple[str, ...]:
 
 
 def without_comments(text: str) -> str:
-    """The same text, line for line, with its comments taken out; CommandError like `split`."""
+    """The same text, line for line, with every comment emptied to its `#`; CommandError like `split`."""
     scan = _Scan(text)
     scan.run()
     out, last = [], 0
     for start, end in scan.comments:
-        out.append(text[last:start])
+        out.append(text[last : start + 1])
         last = end
     return "".join([*out, text[last:]])

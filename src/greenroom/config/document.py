@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 import textwrap
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
@@ -67,7 +68,9 @@ def parse(text: str, report: Report) -> Any:
 def compose(text: str) -> Node | None:
     """The node tree of one document; YAMLError or RecursionError when it is none."""
     yaml = YAML(typ="safe", pure=True)
-    node: Node | None = yaml.compose(text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ReusedAnchorWarning)  # lawful YAML; the warning would print lines of the file
+        node: Node | None = yaml.compose(text)
     return node
 
 

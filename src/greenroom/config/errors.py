@@ -125,6 +125,7 @@ class Report:
     keys: dict[Path, tuple[int, int]] = field(default_factory=dict)  # place -> line, column (from 1)
     problems: dict[tuple[int, Path, str], Problem] = field(default_factory=dict)
     paths: dict[tuple[int, Path, str], Path] = field(default_factory=dict)
+    written: dict[Path, str] = field(default_factory=dict)  # place -> the synonym that was written for its last key
     above: set[Path] = field(default_factory=set)  # every place with a problem at it or below it
     warnings: dict[tuple[int, str], None] = field(default_factory=dict)
     secrets: set[str] = field(default_factory=set)
@@ -139,14 +140,18 @@ class Report:
     def add(self, path: Path, message: str, line: int | None = None, column: int = 1) -> None:
         at, column = self.spot(path) if line is None else (line, column)
         key = (at, path, message)
-        self.problems[key] = Problem(self.file, at, column, dotted(path), message)
+        self.problems[key] = Problem(self.file, at, column, dotted(self.as_written(path)), message)
         self.paths[key] = path
         self.above.update(path[:end] for end in range(len(path) + 1))
 
     def warn(self, path: Path, message: str) -> None:
         line, _ = self.spot(path)
-        place = f"{dotted(path)}: " if path else ""
+        place = f"{dotted(self.as_written(path))}: " if path else ""
         self.warnings[line, f"{self.file}:{line}: {place}{message}"] = None
+
+    def as_written(self, path: Path) -> Path:
+        """The path with the spelling people used."""
+        return tuple(self.written.get(path[: end + 1], part) for end, part in enumerate(path)) if self.written else path
 
     def hide(self, secret: object) -> None:
         """Keep this value out of every message from now on."""

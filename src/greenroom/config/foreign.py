@@ -127,5 +127,6 @@ def rename(section: dict[str, Any], synonyms: Mapping[str, str], path: Path, rep
         if key in section:
             report.add((*path, synonym), f"says the same as {key}. Keep one of them.")
         report.keys[(*path, key)] = report.spot((*path, synonym))
+        report.written[(*path, key)] = synonym
         section[key] = section.pop(synonym)
     return section

@@ -19,6 +19,7 @@ from greenroom.core.facts import Policy
 from . import commands, units
 from .document import plain
 from .errors import did_you_mean, kind, looks_secret, quoted
+from .foreign import FILTER_SYNONYMS, SYNONYMS
 
 NAME_CHARS_MAX = 256
 PATTERN_CHARS_MAX = 1000
@@ -593,6 +594,9 @@ def secret_values(raw: object) -> list[object]:
 def json_schema() -> dict[str, Any]:
     """The JSON schema of greenroom.yaml, for editors."""
     out = ConfigFile.model_json_schema(by_alias=True)
+    for section, synonyms in (("ModelSection", SYNONYMS), ("FiltersSection", FILTER_SYNONYMS)):
+        properties = out["$defs"][section]["properties"]
+        properties.update({synonym: properties[key] for synonym, key in synonyms.items()})
     out["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     out["title"] = "greenroom.yaml"
     return out

@@ -48,7 +48,7 @@ def ended(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         crashed(stage, entry, report)
     settle_move(stage, entry, move)
     if entry.queue:
-        stage.waiting[entry.id] = entry
+        stage.waiting.add(entry)
 
 
 def _book_leak(stage: Stage, entry: Entry, leaked_mib: int) -> None:
@@ -152,7 +152,8 @@ def _count_oom(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         stage.tell(
             entry,
             "quarantined",
-            f"{recent} times out of memory in {span(policy.quarantine_window_s)}: not started again until an operator loads it or its configuration changes",
+            f"{recent} times out of memory in {span(policy.quarantine_window_s)}: "
+            "not started again until an operator loads it or its configuration changes",
             "warning",
         )
 

@@ -137,7 +137,7 @@ def reopen(stage: Stage, move: Move, why: str) -> None:
         victim = stage.entries.get(name)
         if victim is not None and victim.state is State.DRAINING:
             victim.move(State.READY, stage.now)
-            stage.waiting.pop(victim.id, None)
+            stage.waiting.drop(victim)
             stage.tell(victim, "reopened", f"keeps its room: {why}")
             dispatch(stage, victim)
 
@@ -224,7 +224,7 @@ def send_off(stage: Stage, entry: Entry, level: int, why: str, *, evicted: bool 
         stage.tell(entry, kind, f"unloaded: {why}; {idle}, frees {total}, {back}")
         stage.say(Stop(entry.id, instance.generation, why, freed))
     if entry.queue:
-        stage.waiting[entry.id] = entry
+        stage.waiting.add(entry)
 
 
 def _cancel_unwanted(stage: Stage, move: Move) -> bool:
@@ -232,8 +232,8 @@ def _cancel_unwanted(stage: Stage, move: Move) -> bool:
     target = move.target
     if target is None or target.state is not State.STARTING or wanted(target) or (target.pinned and not target.held_off):
         return False
-    others = [other for other in stage.waiting.values() if other is not target and not other.queue.only_quiet]
-    if not any(set(other.model.devices) & move.lanes for other in others):
+    others = (other for other in stage.waiting if other is not target and not other.queue.only_quiet)
+    if not any(not move.lanes.isdisjoint(other.model.devices) for other in others):
         return False
     elapsed, expected = stage.now - move.phase_at, target.costs.up(target.model)
     if 0.5 * expected < elapsed < 1.5 * expected:
@@ -261,7 +261,7 @@ def became_ready(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         instance.ready_at = instance.idle_at = now
         instance.level = 0
         entry.oom_tries = 0
-        stage.waiting.pop(entry.id, None)
+        stage.waiting.drop(entry)
         stage.blocked.pop(entry.id, None)
         touch(stage, entry)
         stage.tell(entry, "ready", f"ready after {span(took)}")

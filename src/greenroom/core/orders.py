@@ -146,7 +146,7 @@ def _finish_order(stage: Stage, entry: Entry) -> bool:
     entry.order = ""
     stage.ordered.pop(entry.id, None)
     if entry.queue:
-        stage.waiting[entry.id] = entry
+        stage.waiting.add(entry)
     return True
 
 
@@ -175,7 +175,7 @@ def _succeed(stage: Stage, entry: Entry) -> None:
     if entry.state is State.FAILED:
         entry.move(State.STOPPED, stage.now)
     if entry.queue:
-        stage.waiting[entry.id] = entry
+        stage.waiting.add(entry)
     if (entry.pinned or entry.model.preload) and not entry.queue and not entry.held_off:
         stage.ghost(entry, quiet=not entry.pinned)
 

@@ -6,7 +6,7 @@ again until nothing changes.  Everything it waits for ends up in one timer.
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .entry import Entry
@@ -16,9 +16,8 @@ from .placement import Choice, Item, choose, cover, fall_level, freed_by, is_idl
 from .residency import HOME
 from .stage import EPSILON_S, GHOST_WAIT_S_MAX, NEVER, Move, Phase, Stage
 
-LOOKED_AT_MAX = 64  # waiting models examined one by one in a decision; beyond that the most promising ones
-LATE_LOOKED_AT_MAX = 16
-BEST_LOOKED_AT_MAX = 16
+LATE_LOOKED_AT_MAX = 16  # late models examined in one decision
+BEST_LOOKED_AT_MAX = 8  # others, once more than four times as many could fit
 RETRY_S = 0.25  # looked at again at the latest when only memory that others hold is in the way
 
 
@@ -32,21 +31,77 @@ class Option:
     open: bool  # its lanes are free
 
 
+@dataclass(slots=True)
+class Outlook:
+    """What a decision knows of all residents at once: bounds that throw out who cannot start anyway."""
+
+    dearest_s: float = 0.0  # the dearest round trip of a model that is ready
+    idle_room_mib: int = 0  # the most that any device could have free if every idle resident left
+    gate_room_mib: int = 0  # the same if busy ones whose quantum may be spent left too
+    spent_at: float = NEVER  # when the next busy resident's quantum is spent at the earliest
+
+
+def survey(stage: Stage) -> Outlook:
+    """One pass over the residents; cached until something else than a queued arrival happens."""
+    look = stage.outlook
+    if isinstance(look, Outlook):
+        return look
+    look = Outlook()
+    quantum, now = stage.policy.quantum_factor, stage.now
+    for pool in stage.book.pools.values():
+        idle = gate = pool.free_mib
+        for name, mib in pool.holders.items():
+            other = stage.entries[name]
+            state = other.instance.state
+            if state is State.READY:
+                loss = loss_s(other, 0)
+                look.dearest_s = max(look.dearest_s, loss)
+                if other.pinned:
+                    continue
+                if is_idle(other):
+                    idle += mib
+                spent_at = other.instance.ready_at + quantum * loss_s(other, other.model.sleep[0].level if other.model.sleep else 0)
+                if is_idle(other) or spent_at <= now:
+                    gate += mib
+                else:
+                    look.spent_at = min(look.spent_at, spent_at)
+            elif state is State.ASLEEP and not other.pinned:
+                idle += mib
+                gate += mib
+        look.idle_room_mib = max(look.idle_room_mib, idle)
+        look.gate_room_mib = max(look.gate_room_mib, gate)
+    stage.outlook = look
+    return look
+
+
 def decide(stage: Stage, only: Entry | None = None) -> bool:
     """Start one move if the rules allow one; True when one was started or something was refused."""
     if stage.shutting_down:
         return False
-    if only is None:
-        stage.claims.clear()
-        stage.decide_at = NEVER
-        for move in stage.moves:
-            _watch(stage, move)
-    dearest_s = _dearest_s(stage)
-    for entry in [only] if only is not None else _order(stage, dearest_s):
-        if entry.id not in stage.waiting or not _could_start(stage, entry):
-            continue
-        if _refuse_hopeless(stage, entry) or _consider(stage, entry, dearest_s):
-            return True
+    look = survey(stage)
+    if only is not None:
+        return _decide_for(stage, only, look)
+    stage.claims.clear()
+    stage.decide_at = NEVER
+    for move in stage.moves:
+        _watch(stage, move)
+    return any(_decide_for(stage, entry, look) for entry in _order(stage, look))
+
+
+def _decide_for(stage: Stage, entry: Entry, look: Outlook) -> bool:
+    if entry.id not in stage.waiting or not _could_start(stage, entry):
+        return False
+    return _refuse_hopeless(stage, entry) or _consider(stage, entry, look.dearest_s)
+
+
+def worth_a_look(stage: Stage, entry: Entry) -> bool:
+    """Whether one more request for a waiting model can change anything before the next timer."""
+    look = survey(stage)
+    need = entry.need_mib or 0
+    if need <= look.idle_room_mib or (need <= look.gate_room_mib and entry.since + stage.policy.patience_s <= stage.now):
+        return True
+    if len(entry.queue) == 1:
+        stage.decide_by(max(stage.now + stage.policy.patience_s, min(look.spent_at, stage.now + stage.policy.late_min_s)))
     return False
 
 
@@ -72,58 +127,45 @@ def late_after_s(stage: Stage, entry: Entry, dearest_s: float) -> float:
     return max(stage.policy.late_min_s, stage.policy.late_factor * (entry.up_cost() + dearest_s))
 
 
-def _dearest_s(stage: Stage) -> float:
-    """The dearest round trip of a model that is ready now."""
-    names = {name for pool in stage.book.pools.values() for name in pool.holders}
-    return max((loss_s(entry, 0) for entry in map(stage.entries.__getitem__, names) if entry.state is State.READY), default=0.0)
-
-
-def _order(stage: Stage, dearest_s: float) -> list[Entry]:
-    """Late models by since, then by waiting mass per second of switching."""
-    now = stage.now
-    waiting = [entry for entry in stage.waiting.values() if entry.state in (State.STOPPED, State.ASLEEP)]
-    if not waiting:
-        return []
-    if len(waiting) > LOOKED_AT_MAX:
-        waiting = _shortlist(stage, waiting, dearest_s)
-    late, others = [], []
-    for entry in waiting:
-        late_at = entry.since + late_after_s(stage, entry, dearest_s)
-        if late_at <= now + EPSILON_S and not entry.queue.only_quiet:
-            late.append((entry.since, entry.id, entry))
+def _order(stage: Stage, look: Outlook) -> Iterator[Entry]:
+    """Late models by since, then those that could start now, by waiting mass per second of switching."""
+    policy, now = stage.policy, stage.now
+    seen: set[str] = set()
+    patient: list[Entry] = []
+    late: list[Entry] = []
+    next_at = NEVER
+    for entry in stage.waiting.oldest():
+        if entry.queue.only_quiet or entry.state not in (State.STOPPED, State.ASLEEP):
+            continue
+        since = entry.since
+        if since + policy.patience_s > now + EPSILON_S:
+            next_at = min(next_at, max(since + policy.patience_s, look.spent_at if look.spent_at < NEVER else 0.0))
+            break
+        late_at = since + late_after_s(stage, entry, look.dearest_s)
+        if late_at <= now + EPSILON_S:
+            late.append(entry)
+            if len(late) == LATE_LOOKED_AT_MAX:
+                break
         else:
-            others.append((-_score(entry, now), entry.since, entry.id, entry))
-            if not entry.queue.only_quiet:
-                stage.decide_by(late_at)
-    late.sort(key=lambda row: row[:2])
-    others.sort(key=lambda row: row[:3])
-    return [row[-1] for row in late] + [row[-1] for row in others]
+            next_at = min(next_at, late_at)
+            if len(patient) < 4 * BEST_LOOKED_AT_MAX:
+                patient.append(entry)
+    stage.decide_by(next_at)
+    if look.spent_at < NEVER and len(stage.waiting):
+        stage.decide_by(look.spent_at)
+    for entry in sorted(late, key=lambda entry: (entry.since, entry.id)):
+        seen.add(entry.id)
+        yield entry
+    others = {entry.id: entry for entry in stage.waiting.fitting(look.idle_room_mib, BEST_LOOKED_AT_MAX)}
+    others.update({entry.id: entry for entry in patient if (entry.need_mib or 0) <= look.gate_room_mib})
+    for entry in sorted(others.values(), key=lambda entry: (-_score(entry, now), entry.id)):
+        if entry.id not in seen:
+            yield entry
 
 
 def _score(entry: Entry, now: float) -> float:
     queue, up_s = entry.queue, entry.up_cost()
     return (queue.age_sum(now) + queue.weight * up_s) / (up_s + 0.05)
-
-
-def _shortlist(stage: Stage, waiting: list[Entry], dearest_s: float) -> list[Entry]:
-    """With very many models waiting: the longest waiting ones, and the best of those that could fit now."""
-    oldest = heapq.nsmallest(LATE_LOOKED_AT_MAX, waiting, key=lambda entry: entry.since)
-    room = max((_room(stage, device) for device in stage.book.pools), default=0)
-    fitting = [entry for entry in waiting if (entry.need_mib or 0) <= room]
-    best = heapq.nlargest(BEST_LOOKED_AT_MAX, fitting, key=lambda entry: entry.queue.weight / (entry.up_cost() + 0.05)) if fitting else []
-    stage.decide_by(stage.now + max(RETRY_S, 0.1 * dearest_s))
-    return list({entry.id: entry for entry in oldest + best}.values())
-
-
-def _room(stage: Stage, device: str) -> int:
-    """What could be free on a device if every idle resident left."""
-    pool = stage.book.pools[device]
-    room = pool.free_mib
-    for name, mib in pool.holders.items():
-        other = stage.entries[name]
-        if other.state is State.READY and is_idle(other) and not other.pinned:
-            room += mib
-    return room
 
 
 # ------------------------------------------------------------------ one model

@@ -42,7 +42,7 @@ from .orders import admit_model, asked, ladder, pursue, reload
 from .placement import touch
 from .queue import BATCH_WEIGHT, Waiting
 from .residency import FALLING, HOME, RISING
-from .rules import decide, expected_wait_s, explain_wait, hopeless, relieve
+from .rules import decide, expected_wait_s, explain_wait, hopeless, relieve, worth_a_look
 from .stage import EPSILON_S, NEVER, Admission, Phase, Stage, conflicts_of, pools_for
 from .views import DeviceView, InstanceView, ModelView, View
 
@@ -87,6 +87,8 @@ class Scheduler:
         assert event.at >= stage.now - EPSILON_S, f"time runs backwards: {event.at} after {stage.now}"
         stage.now = max(stage.now, event.at)
         stage.out = []
+        if type(event) is not RequestArrived:
+            stage.outlook = None
         if self._appliers[type(event)](event):
             self._settle()
         if stage.touched:
@@ -106,6 +108,7 @@ class Scheduler:
         instance = entry.instance
         if entry.admits and not entry.queue and len(instance.in_flight) - len(instance.quiet) < entry.model.parallel:
             instance.in_flight.add(event.request)
+            stage.outlook = None
             stage.admitted[event.request] = Admission(entry, instance.generation, stage.now, Waiting(event.request, stage.now))
             stage.say(Admit(event.request, entry.id, instance.generation, "hot"))
             return False
@@ -127,7 +130,7 @@ class Scheduler:
         if entry.state not in (State.STOPPED, State.ASLEEP) or entry.order or entry.retire:
             return False
         count = len(entry.queue)
-        if count > 8 and count & (count - 1):
+        if (count > 8 and count & (count - 1)) or not worth_a_look(stage, entry):
             return False  # one more of many changes nothing that a timer does not see
         if not any(stage.lane_open(device) for device in entry.model.devices) and stage.policy.lanes == 1:
             return False
@@ -191,6 +194,8 @@ class Scheduler:
         self._left(entry, admission.generation, event.request)
         entry.served += 1
         dispatch(stage, entry)
+        if entry.instance.busy and entry.state in (State.READY, State.DRAINING):
+            return False  # others of it are still in flight: nobody can take its room yet
         return bool(stage.waiting or stage.moves or stage.ordered)
 
     def _left(self, entry: Entry, generation: int, request: RequestId) -> None:
@@ -274,7 +279,7 @@ class Scheduler:
             dispatch(stage, entry)
         else:
             instance.quiet.discard(event.request)
-        return bool(stage.waiting)
+        return len(stage.waiting) > 0
 
     # ------------------------------------------------------------------ instances and memory
 
@@ -295,7 +300,7 @@ class Scheduler:
             if move is not None and move.target is entry:
                 stage.release_lanes(move)
             if entry.queue:
-                stage.waiting[entry.id] = entry
+                stage.waiting.add(entry)
         return True
 
     def _measured(self, event: MemoryMeasured) -> bool:
@@ -363,6 +368,7 @@ class Scheduler:
     def _settle_once(self) -> bool:
         stage = self._stage
         changed = False
+        stage.outlook = None
         while stage.due and stage.due[0][0] <= stage.now + EPSILON_S:
             _, name = heapq.heappop(stage.due)
             if (entry := stage.entries.get(name)) is not None:
@@ -426,7 +432,7 @@ class Scheduler:
 
     @property
     def has_waiting(self) -> bool:
-        return bool(self._stage.waiting)
+        return len(self._stage.waiting) > 0
 
     def is_down(self) -> bool:
         """Whether every instance is stopped (after a shutdown)."""

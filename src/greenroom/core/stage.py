@@ -14,6 +14,7 @@ from itertools import combinations
 from .budget import Book
 from .entry import Entry
 from .facts import Action, Cut, Device, Done, Group, Policy, Refuse, SetTimer, State, Tell
+from .lineup import Lineup
 from .queue import Waiting
 from .residency import HOME
 
@@ -59,7 +60,7 @@ class Stage:
     conflicts: dict[str, frozenset[str]] = field(default_factory=dict)  # models that may not be ready together
     moves: list[Move] = field(default_factory=list)
     lanes: dict[str, list[Move]] = field(default_factory=dict)
-    waiting: dict[str, Entry] = field(default_factory=dict)  # models with a queue that are not ready
+    waiting: Lineup = field(default_factory=Lineup)
     requests: dict[int, Entry] = field(default_factory=dict)  # waiting requests
     admitted: dict[int, Admission] = field(default_factory=dict)
     ordered: dict[str, Entry] = field(default_factory=dict)  # models an operator or a reload drives somewhere
@@ -77,6 +78,7 @@ class Stage:
     shutting_down: bool = False
     pins: int = 0
     beside_ratio: float | None = None
+    outlook: object = None  # the rules' survey of all residents, None when it must be made anew
 
     # ------------------------------------------------------------------ saying things
 
@@ -94,14 +96,14 @@ class Stage:
         self.requests[item.request] = entry
         self.clients += not item.ghost
         if entry.state is not State.READY:
-            self.waiting[entry.id] = entry
+            self.waiting.add(entry)
 
     def leave_queue(self, entry: Entry, item: Waiting) -> None:
         """Book-keeping after `item` was taken out of the queue by whoever."""
         self.requests.pop(item.request, None)
         self.clients -= not item.ghost
         if not entry.queue:
-            self.waiting.pop(entry.id, None)
+            self.waiting.drop(entry)
             self.blocked.pop(entry.id, None)
 
     def refuse(self, item: Waiting, status: int, code: str, message: str, retry_after_s: float | None = None) -> None:

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
@@ -250,7 +251,7 @@ def _read_tensor(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
 def _weigh(path: Path, file_bytes: int, start: int, infos: list[tuple[str, tuple[int, ...], int, int]]) -> tuple[Tensor, ...]:
     """Bytes of each tensor: from its type, or from where the next one starts when the type is new to us."""
     ends = sorted({offset for *_, offset in infos} | {max(0, file_bytes - start)})
-    after = dict(zip(ends, ends[1:], strict=False))
+    after = dict(pairwise(ends))
     tensors = []
     for name, dims, kind, offset in infos:
         values = 1

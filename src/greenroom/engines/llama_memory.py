@@ -37,7 +37,9 @@ CACHE_BYTES = {  # KV cache type -> bytes per value
 }
 # Architectures whose layers mostly attend to a window: every n-th layer sees everything.  Others count in full.
 FULL_LAYER_EVERY = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "exaone4": 4, "llama4": 4}
-ENCODERS = frozenset({"bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "modern-bert", "neo-bert", "eurobert", "t5encoder"})
+ENCODERS = frozenset(
+    {"bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "modern-bert", "neo-bert", "eurobert", "t5encoder"}
+)
 # What the CPU backends copy into a layout of their own, beside the mapped file.
 REPACKED_AVX2 = frozenset({gguf.Q4_0, gguf.Q4_K, gguf.Q2_K, gguf.Q5_K, gguf.Q6_K, gguf.IQ4_NL})
 REPACKED_AMX = REPACKED_AVX2 | {gguf.F16, gguf.BF16, gguf.Q4_1, gguf.Q8_0, gguf.IQ4_XS}

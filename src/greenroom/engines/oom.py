@@ -28,8 +28,8 @@ class Class(StrEnum):
     SHARE = "share"  # its share is too small for what it is asked to hold: more room does not help
     HOST = "host"  # host RAM, not device memory
     WAKE = "wake"  # no room at wake
-    LOAD = "load"  # no room for weights or buffers
     CONTEXT = "context"  # no room for the KV cache or the compute buffers
+    LOAD = "load"  # no room for weights or buffers
     RUNTIME = "runtime"  # ran out while serving
     CONFIG = "config"  # can never work like this
     PORT = "port"  # somebody else has the port: another one may do
@@ -270,7 +270,9 @@ UNITS_MIB = {"B": 1 / (1 << 20), "KiB": 1 / 1024, "MiB": 1.0, "GiB": 1024.0, "Ti
 FREE_AND_WANTED = re.compile(
     r"\((?P<free>[\d.]+)/[\d.]+ (?P<free_unit>[KMGT]iB)\).*?utilization \([\d.]+, (?P<wanted>[\d.]+) (?P<wanted_unit>[KMGT]iB)\)"
 )
-FREE_AND_BUDGET = re.compile(r"\(?(?P<free>[\d.]+) ?(?P<free_unit>[KMGT]iB)\)? is less than .*?\(?(?P<wanted>[\d.]+) ?(?P<wanted_unit>[KMGT]iB)")
+FREE_AND_BUDGET = re.compile(
+    r"\(?(?P<free>[\d.]+) ?(?P<free_unit>[KMGT]iB)\)? is less than .*?\(?(?P<wanted>[\d.]+) ?(?P<wanted_unit>[KMGT]iB)"
+)
 ALLOCATIONS = (
     re.compile(r"buffer of size (?P<bytes>\d+)"),
     re.compile(r"allocation of size (?P<bytes>\d+)"),

@@ -1,6 +1,6 @@
 """Seeing that an engine can serve: the right engine, as soon as it can, and no sooner.
 
-Plain sockets instead of an HTTP client: a poll is one connection and one status line, about 0.3 ms, every 10 ms at first.
+Plain sockets instead of an HTTP client: a poll is one connection and one status line, about 0.2 ms, every 10 ms at first.
 """
 
 from __future__ import annotations
@@ -197,7 +197,8 @@ class _Waiting:
             async with asyncio.timeout(min(PROBE_S_MAX, max(POLL_S_MIN, self._left_s()))):
                 return await _ask(self.hosts, self.port, self.readiness, self.watch.line)
         except TimeoutError:
-            return Answer(self.hosts[0], None, self.readiness.path or "")
+            # Cut short by the end of the start time, it says less than the answer before.
+            return self.last if self._left_s() <= 0 and self.last.host else Answer(self.hosts[0], None, self.readiness.path or "")
 
     def _ready_how(self) -> str:
         """How the last answer shows that it can serve; "" = it does not yet."""
@@ -223,12 +224,10 @@ class _Waiting:
         request = _request("POST", self.readiness.base_path + path, self.readiness, host, self.port, body)
         try:
             async with asyncio.timeout(max(POLL_S_MIN, self._left_s())):
-                status = await _exchange(host, self.port, request, self.watch.line, bytes_max=WARMUP_BYTES_MAX, whole=True)
+                status = await _post(host, self.port, request, self.watch.line)
         except (TimeoutError, OSError):
             self._check_alive()
-            raise NotReady(
-                Cause.TIMEOUT, self._tell(f"its warm-up request POST {path} was not answered in {self.timeout_s:.0f} s")
-            ) from None
+            raise NotReady(Cause.TIMEOUT, self._tell(f"its warm-up request POST {path} was not answered in {self.timeout_s:g} s")) from None
         # A refused warm-up is the configuration's fault; the engine serves.
         return "warm-up" if status is not None and status < 400 else f"warm-up (answered {status})"
 
@@ -262,7 +261,7 @@ class _Waiting:
 
     def _check_time(self) -> None:
         if self._left_s() <= 0:
-            raise NotReady(Cause.TIMEOUT, self._tell(f"it was not ready after {self.watch.clock() - self.began_at:.0f} s: {self.last}"))
+            raise NotReady(Cause.TIMEOUT, self._tell(f"it was not ready after {self.watch.clock() - self.began_at:.1f} s: {self.last}"))
 
     def _left_s(self) -> float:
         since = max(self.began_at, self.watch.progress_at) if self.progress_counts else self.began_at
@@ -283,57 +282,61 @@ class _Waiting:
 
 
 async def _ask(hosts: Sequence[str], port: int, readiness: Readiness, line: _Line) -> Answer:
-    host = await _reachable(hosts, port, line)
-    if host is None or readiness.path is None:
-        return Answer(host, None)
-    answer = Answer(host, None)
-    for path in (readiness.path, *readiness.fallback_paths):
-        full = readiness.base_path + path
-        answer = Answer(host, await _exchange(host, port, _request("GET", full, readiness, host, port), line), full)
-        if answer.status not in _NO_ROUTE:
-            break
-    return answer
-
-
-async def _reachable(hosts: Sequence[str], port: int, line: _Line) -> str | None:
-    """The first address somebody listens on."""
+    paths = () if readiness.path is None else (readiness.path, *readiness.fallback_paths)
     for host in hosts:
-        if await _connects(host, port, line):
-            return host
-    return None
+        answer = Answer(None, None)
+        for path in paths or (None,):
+            answer = await _ask_one(host, port, readiness, path, line)
+            if answer.status not in _NO_ROUTE:
+                break
+        if answer.host is not None:
+            return answer
+    return Answer(None, None)
 
 
-async def _connects(host: str, port: int, line: _Line) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as sock:
-        sock.setblocking(False)
+async def _ask_one(host: str, port: int, readiness: Readiness, path: str | None, line: _Line) -> Answer:
+    """Connect, and ask for `path` unless it is None."""
+    with _a_socket(host) as sock:
         line.socket = sock
         try:
             await asyncio.get_running_loop().sock_connect(sock, (host, port))
         except OSError:
-            return False
+            return Answer(None, None)
         finally:
             line.socket = None
-    return True
+        if path is None:
+            return Answer(host, None)
+        full = readiness.base_path + path
+        return Answer(host, await _exchange(sock, _request("GET", full, readiness, host, port), line), full)
+
+
+async def _post(host: str, port: int, request: bytes, line: _Line) -> int | None:
+    with _a_socket(host) as sock:
+        await asyncio.get_running_loop().sock_connect(sock, (host, port))
+        return await _exchange(sock, request, line, bytes_max=WARMUP_BYTES_MAX, whole=True)
+
+
+def _a_socket(host: str) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    return sock
 
 
 async def _exchange(
-    host: str, port: int, request: bytes, line: _Line, *, bytes_max: int = HEAD_BYTES_MAX, whole: bool = False
+    sock: socket.socket, request: bytes, line: _Line, *, bytes_max: int = HEAD_BYTES_MAX, whole: bool = False
 ) -> int | None:
-    """Send one request on a fresh connection; its status, or None when the connection broke.  `whole`: wait for the end of the body."""
+    """Send one request; its status, or None when the connection broke.  `whole`: wait for the end of the body."""
     loop = asyncio.get_running_loop()
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as sock:
-        sock.setblocking(False)
-        line.socket = sock
-        try:
-            await loop.sock_connect(sock, (host, port))
-            await loop.sock_sendall(sock, request)
-            answer = bytearray()
-            while not _complete(answer, whole) and len(answer) < bytes_max and (part := await loop.sock_recv(sock, 65536)):
-                answer += part
-        except OSError:
-            return None
-        finally:
-            line.socket = None
+    line.socket = sock
+    answer = bytearray()
+    try:
+        await loop.sock_sendall(sock, request)
+        while not _complete(answer, whole) and len(answer) < bytes_max and (part := await loop.sock_recv(sock, 65536)):
+            answer += part
+    except OSError:
+        return None
+    finally:
+        line.socket = None
     return _status(answer)
 
 

@@ -37,7 +37,7 @@ from greenroom.host.supervisor import Supervisor
 
 PIPE_BYTES = 1024 * 1024  # what an engine can print while we are busy; the kernel's usual limit for one pipe
 READ_BYTES_MAX = 1024 * 1024
-KEEP_BYTES_MAX = 256 * 1024  # of one such read; more than that at once is a flood, and only its end is kept
+KEEP_BYTES_MAX = 512 * 1024  # of one such read; more than that at once is a flood, and only its end is kept
 DRAIN_BYTES_MAX = 4 * 1024 * 1024
 KILL_S_MAX = 10.0
 ORPHAN_EXITS_MAX = 256
@@ -294,7 +294,7 @@ async def spawn(launch: Launch, *, token: str, log: LogRing, supervisor: Supervi
         os.set_blocking(output, False)
         _widen(output)
         child = _start(launch, inlet, _environment(launch, token, supervisor))
-    except OSError as exc:
+    except (OSError, ValueError) as exc:  # ValueError: a NUL inside an argument
         os.close(output)
         raise SpawnError(_why(exc, launch)) from exc
     finally:
@@ -346,8 +346,10 @@ def _widen(pipe: int) -> None:
         pass  # over this user's share of pipe memory: the usual 64 KiB must do
 
 
-def _why(exc: OSError, launch: Launch) -> str:
-    program = launch.argv[0] if launch.argv else "(empty command)"
+def _why(exc: OSError | ValueError, launch: Launch) -> str:
+    program = launch.argv[0]
+    if isinstance(exc, ValueError):
+        return f"cannot start {program}: {exc} in its arguments, environment or `cwd`."
     if launch.cwd is not None and exc.filename == launch.cwd:
         return f"cannot start {program}: its working directory {launch.cwd} cannot be entered ({exc.strerror}). Create it or correct `cwd`."
     if exc.errno == errno.ENOENT:

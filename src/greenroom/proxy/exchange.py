@@ -270,7 +270,7 @@ class Exchange:
         if self.form is not None:
             self.form.finish()
             return bodies.Peek(self.form.model, self.form.stream)
-        return bodies.peek(self.body, self.content_type)
+        return bodies.peek(self.body, self.content_type) if self.holds_form else bodies.peek_json(self.body)
 
     def _start_upstream(self) -> None:
         assert self.route is not None
@@ -814,22 +814,21 @@ class Exchange:
         client.finished(self)
 
     def record(self, outcome: str, now: float) -> Record:
-        grant = self.grant
-        route = self.route
+        grant, route = self.grant, self.route
         return Record(
-            model=self.model.id if self.model is not None else "",
-            kind=route.kind.value if route is not None else "",
-            method=self.method.decode("ascii"),
-            path=route.path.partition(b"?")[0].decode("latin-1") if route is not None else "",
-            client=self.key_name or self.client.peer,
-            status=self.status,
-            outcome=outcome,
-            start=grant.start if grant is not None else "",
-            bytes_in=self.size,
-            bytes_out=self.bytes_out,
-            waited_ms=grant.waited_ms if grant is not None else 0,
-            first_byte_s=self.first_byte_s,
-            took_s=now - self.begun_at,
+            self.model.id if self.model is not None else "",
+            route.kind.value if route is not None else "",
+            self.method.decode("ascii"),
+            route.path.partition(b"?")[0].decode("latin-1") if route is not None else "",
+            self.key_name or self.client.peer,
+            self.status,
+            outcome,
+            grant.start if grant is not None else "",
+            self.size,
+            self.bytes_out,
+            grant.waited_ms if grant is not None else 0,
+            self.first_byte_s,
+            now - self.begun_at,
         )
 
 

@@ -39,6 +39,7 @@ class Mark(IntEnum):
     KEEP_ALIVE = 13
     HOP = 14
     ORIGIN = 15
+    CREDENTIAL = 16
 
 
 _MARKS: Final = {
@@ -54,6 +55,8 @@ _MARKS: Final = {
     b"cache-control": Mark.CACHE_CONTROL,
     b"x-accel-buffering": Mark.ACCEL,
     b"origin": Mark.ORIGIN,
+    b"authorization": Mark.CREDENTIAL,
+    b"x-api-key": Mark.CREDENTIAL,
     b"keep-alive": Mark.KEEP_ALIVE,
     b"proxy-connection": Mark.HOP,
     b"te": Mark.HOP,
@@ -71,18 +74,19 @@ _MARKS: Final = {
 # Never sent to an engine: they belong to one connection, or are written anew.
 DROPPED: Final = frozenset(name for name, mark in _MARKS.items() if mark in (1, 2, 3, 4, 5, 6, 9, 13, 14))
 
-_seen: dict[bytes, tuple[bytes, int]] = {}
+SEEN: dict[bytes, tuple[bytes, int]] = {}
+"""What `known_name` found, for loops that cannot afford the call."""
 
 
 def known_name(name: bytes) -> tuple[bytes, int]:
     """(lower-case name, Mark) of a header name as spelled on the wire."""
-    known = _seen.get(name)
+    known = SEEN.get(name)
     if known is None:
         lower = name.lower()
         mark = _MARKS.get(lower, Mark.CORS if lower.startswith(b"access-control-") else Mark.PLAIN)
         known = (lower, int(mark))
-        if len(_seen) < NAMES_CACHED_MAX and len(name) <= 64:
-            _seen[name] = known
+        if len(SEEN) < NAMES_CACHED_MAX and len(name) <= 64:
+            SEEN[name] = known
     return known
 
 

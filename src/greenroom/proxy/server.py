@@ -24,7 +24,7 @@ from . import bodies, errors
 from .admission import Admissions, Catalog, Refusal
 from .exchange import Exchange, Phase, Record, connection_options
 from .guards import Guards, is_preflight
-from .heads import CONTINUE, METHODS, Headers, Mark, known_name
+from .heads import CONTINUE, METHODS, SEEN, Headers, Mark, known_name
 from .keys import Keys
 from .limits import KIB, MIB, Limits, Stats
 from .spool import Spool, SpoolError
@@ -88,14 +88,18 @@ class Client(asyncio.Protocol):
         "_discarded",
         "_fed",
         "_flags",
-        "_head_bytes",
         "_head_done",
-        "_hosts",
+        "_host",
+        "_host_judged",
         "_is_chunked",
+        "_is_large",
+        "_key_judged",
         "_later",
         "_muted",
         "_options",
+        "_presented",
         "_probe_at",
+        "_raw",
         "_reading_paused",
         "_requests",
         "_sealed",
@@ -143,14 +147,18 @@ class Client(asyncio.Protocol):
         self._ahead_bytes = self._discarded = self._requests = self._completed = 0
         self._body_bytes = 0
         self._probe_at = inf
+        self._is_large = False  # this read may hold a head beyond its limit
+        self._host_judged: tuple[Guards, bytes] | None = None
+        self._key_judged: tuple[Keys, bytes, str] | None = None
+        self.headers: Headers = []
         self._begin_head()
 
     def _begin_head(self) -> None:
         self._target = b""
-        self.headers: Headers = []
+        self._raw: Headers = []
+        self._host = self._presented = b""
         self._special: dict[int, bytes] | None = None
         self._options: list[bytes] | None = None
-        self._head_bytes = self._hosts = 0
         self._head_done = False
         self._is_chunked = False
         self._content_length = 0
@@ -224,6 +232,7 @@ class Client(asyncio.Protocol):
         if self.active is not None:
             self._ahead_bytes += len(data)
         self._completed = 0
+        self._is_large = self._fed + len(data) > self.server.head_bytes_max
         self._parse(data)
         if self.queue:
             self._advance()
@@ -290,32 +299,48 @@ class Client(asyncio.Protocol):
             self._stop(Refusal(414, "target_too_long", message))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._head_done or self._muted:  # trailers
-            return
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > self.server.head_bytes_max or len(self.headers) >= self.server.limits.headers_max:
+        if not self._head_done:  # else a trailer
+            self._raw.append((name, value))
+
+    def _read_headers(self) -> int:
+        """Sort the headers out; the number of Host headers."""
+        raw = self._raw
+        limits = self.server.limits
+        if len(raw) > limits.headers_max or (self._is_large and sum(len(n) + len(v) for n, v in raw) > self.server.head_bytes_max):
             self._stop(self._head_too_large())
-        lower, mark = known_name(name)
-        value = value.strip(b" \t")
-        self.headers.append((lower, value))
-        if mark:
-            if mark == _HOST:
-                self._hosts += 1
-            elif mark == _CONNECTION:
-                named = connection_options(value)
-                if named:
-                    self._options = (self._options or []) + named
-            elif mark == _TRANSFER_ENCODING:
-                if self._is_chunked or value.lower() != b"chunked":
-                    message = "Transfer-Encoding must be exactly `chunked`; send it so, or with a Content-Length."
-                    self._stop(errors.bad_request("bad_framing", message))
-                self._is_chunked = True
-            elif mark == _CONTENT_LENGTH:
-                self._content_length = int(value)
-            else:
-                if self._special is None:
-                    self._special = {}
-                self._special[mark] = value
+        hosts = 0
+        headers: Headers = []
+        for name, value in raw:
+            lower, mark = SEEN.get(name) or known_name(name)
+            if mark:
+                value = value.strip(b" \t")
+                if mark == _HOST:
+                    hosts += 1
+                    self._host = value
+                elif mark == _CONTENT_LENGTH:
+                    self._content_length = int(value)
+                elif mark == _CREDENTIAL:
+                    self._presented += lower + b" " + value + b"\n"
+                else:
+                    self._read_marked(mark, value)
+            headers.append((lower, value))
+        self.headers = headers
+        return hosts
+
+    def _read_marked(self, mark: int, value: bytes) -> None:
+        if mark == _CONNECTION:
+            named = connection_options(value)
+            if named:
+                self._options = (self._options or []) + named
+        elif mark == _TRANSFER_ENCODING:
+            if self._is_chunked or value.lower() != b"chunked":
+                message = "Transfer-Encoding must be exactly `chunked`; send it so, or with a Content-Length."
+                self._stop(errors.bad_request("bad_framing", message))
+            self._is_chunked = True
+        else:
+            if self._special is None:
+                self._special = {}
+            self._special[mark] = value
 
     def _head_too_large(self) -> Refusal:
         limits = self.server.limits
@@ -333,7 +358,8 @@ class Client(asyncio.Protocol):
         assert parser is not None
         method = parser.get_method()
         version = parser.get_http_version()
-        refusal = self._refuse_head(method, version)
+        hosts = self._read_headers()
+        refusal = self._refuse_head(method, version, hosts)
         if refusal is not None:
             self._stop(refusal, is_head=method == b"HEAD")
         self._requests += 1
@@ -359,7 +385,7 @@ class Client(asyncio.Protocol):
         if special is not None and _EXPECT in special and has_body and exchange.http11 and self.active is None and not self.queue:
             self.transport.write(CONTINUE)
 
-    def _refuse_head(self, method: bytes, version: str) -> Refusal | None:
+    def _refuse_head(self, method: bytes, version: str, hosts: int) -> Refusal | None:
         """What makes a head unacceptable, whoever sent it."""
         if method not in METHODS:
             return Refusal(501, "unknown_method", f"The method {errors.shown(method.decode('latin-1'))} is not supported here.")
@@ -368,8 +394,8 @@ class Client(asyncio.Protocol):
                 return Refusal(505, "bad_version", f"HTTP/{version} is not spoken here; use HTTP/1.1.")
             if self._is_chunked:
                 return errors.bad_request("bad_framing", "HTTP/1.0 has no Transfer-Encoding; send a Content-Length.")
-        if self._hosts != 1 and (version == "1.1" or self._hosts):
-            return errors.bad_request("bad_host", f"A request needs exactly one Host header; this one has {self._hosts}.")
+        if hosts != 1 and (version == "1.1" or hosts):
+            return errors.bad_request("bad_host", f"A request needs exactly one Host header; this one has {hosts}.")
         if self._target[:1] != b"/" or b"#" in self._target:
             return errors.bad_request("bad_target", "The request target must be a path: it begins with `/` and has no `#`.")
         special = self._special
@@ -380,8 +406,8 @@ class Client(asyncio.Protocol):
     def _read_special(self, exchange: Exchange, special: dict[int, bytes]) -> None:
         exchange.content_type = content_type = special.get(_CONTENT_TYPE, b"")
         exchange.origin = _ORIGIN in special
-        if content_type[:1] in (b"m", b"M", b"a", b"A") and bodies.is_form(content_type):
-            exchange.holds_form = True
+        if content_type != b"application/json":
+            exchange.holds_form = bodies.is_form(content_type)
         told = special.get(_DEADLINE)
         if told is not None and told.isdigit() and len(told) <= 12:
             exchange.deadline_s = int(told) / 1000
@@ -410,7 +436,7 @@ class Client(asyncio.Protocol):
         """(refusal by our rules or None, whether the connection closes even when nothing more was announced)."""
         plane = self.server.plane
         kind = found.kind
-        refusal = plane.guards.check(exchange.method, kind, exchange.headers, changes=found.changes)
+        refusal = self._judge_origin(plane.guards, exchange, found)
         if refusal is not None:
             return refusal, True
         if exchange.origin and kind is Kind.UPSTREAM and is_preflight(exchange.method, exchange.headers):
@@ -419,7 +445,7 @@ class Client(asyncio.Protocol):
         if kind not in _OPEN_KINDS:
             keys = plane.control_keys if found.control and plane.control_keys is not None else plane.keys
             if keys.required:
-                name = keys.check(exchange.headers)
+                name = self._judge_key(keys, exchange)
                 if name is None:
                     return errors.bad_key(), True
                 exchange.key_name = name
@@ -432,11 +458,37 @@ class Client(asyncio.Protocol):
                 return bodies.encoding_refusal(self._special[_CONTENT_ENCODING]), True
         return None, False
 
+    def _judge_origin(self, guards: Guards, exchange: Exchange, found: Route) -> Refusal | None:
+        """Without an Origin, and outside the control plane, only the host counts: the same one is judged once."""
+        depends_on_host = not exchange.origin and found.kind is not Kind.CONTROL
+        if depends_on_host:
+            judged = self._host_judged
+            if judged is not None and judged[0] is guards and judged[1] == self._host:
+                return None
+        refusal = guards.check(exchange.method, found.kind, exchange.headers, changes=found.changes)
+        if refusal is None and depends_on_host:
+            self._host_judged = (guards, self._host)
+        return refusal
+
+    def _judge_key(self, keys: Keys, exchange: Exchange) -> str | None:
+        """The key's name.  A connection that presents what it presented before is not judged again."""
+        judged = self._key_judged
+        if judged is not None and judged[0] is keys and judged[1] == self._presented:
+            return judged[2]
+        name = keys.check(exchange.headers)
+        if name is not None:
+            self._key_judged = (keys, self._presented, name)
+        return name
+
     def on_body(self, data: bytes) -> None:
         current = self._current
         if current is None or self._sealed:
             return
         self._body_bytes += len(data)
+        if not current.size and len(data) <= self.server.spool_after_bytes:  # nearly always: the whole body
+            current.body = data
+            current.size = len(data)
+            return
         try:
             refusal = current.take(data)
         except SpoolError as exc:
@@ -692,6 +744,7 @@ _UPGRADE: Final = int(Mark.UPGRADE)
 _EXPECT: Final = int(Mark.EXPECT)
 _ORIGIN: Final = int(Mark.ORIGIN)
 _DEADLINE: Final = int(Mark.DEADLINE)
+_CREDENTIAL: Final = int(Mark.CREDENTIAL)
 
 
 class Server:

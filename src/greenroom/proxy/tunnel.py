@@ -85,7 +85,7 @@ class Frames:
 class _Leg(asyncio.Protocol):
     """One of the two connections."""
 
-    __slots__ = ("frames", "has_ended", "is_lost", "other", "transport", "tunnel")
+    __slots__ = ("frames", "has_ended", "has_written_eof", "is_lost", "other", "transport", "tunnel")
 
     other: _Leg
 
@@ -93,7 +93,7 @@ class _Leg(asyncio.Protocol):
         self.tunnel = tunnel
         self.transport = transport
         self.frames = Frames()
-        self.has_ended = self.is_lost = False  # no more bytes come; the connection is gone
+        self.has_ended = self.is_lost = self.has_written_eof = False  # no more bytes come; the connection is gone; none may go
 
     def data_received(self, data: bytes) -> None:
         self.tunnel.heard(self, data)
@@ -115,11 +115,12 @@ class _Leg(asyncio.Protocol):
             self.other.transport.resume_reading()
 
     def write(self, data: bytes) -> None:
-        if not self.is_lost and not self.transport.is_closing():
+        if not self.is_lost and not self.has_written_eof and not self.transport.is_closing():
             self.transport.write(data)
 
     def write_eof(self) -> None:
-        if not self.is_lost and not self.transport.is_closing():
+        if not self.is_lost and not self.has_written_eof and not self.transport.is_closing():
+            self.has_written_eof = True
             self.transport.write_eof()
 
 
@@ -259,7 +260,7 @@ class Tunnel:
     def tick(self, now: float) -> None:
         """Called by the sweep."""
         if self.stop_at is not None and now >= self.stop_at:
-            self._over(Outcome.CUT)
+            self._over(Outcome.CUT if self.cutting else Outcome.OK)
             for leg in (self.down, self.up):
                 if not leg.is_lost:
                     leg.transport.abort()
@@ -268,6 +269,8 @@ class Tunnel:
             if self.stop_at is None:
                 self.stop_at = now + self.limits.linger_s_max
             return
+        if self.stop_at is None and self.up.frames.has_closed and self.down.frames.has_closed:
+            self.stop_at = now + self.limits.tunnel_close_s_max  # both said good-bye: somebody should close
         silent_s = now - self.last_at
         if (self.up.has_ended or self.down.has_ended) and silent_s >= self.limits.tunnel_half_closed_s_max:
             self.stop_at = now

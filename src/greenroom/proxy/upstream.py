@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol, cast
 
 import httptools
 
-from .heads import Mark, keep_alive_s, known_name, tokens
+from .heads import SEEN, Headers, Mark, keep_alive_s, known_name, tokens
 from .limits import KIB, Limits, Stats
 from .spool import Patched, SpoolFile
 
@@ -27,6 +27,8 @@ Body = bytes | bytearray | SpoolFile | Patched
 
 # How the end of an answer is told.
 NONE, LENGTH, CHUNKED, UNTIL_CLOSE = range(4)
+
+_CONTENT_LENGTH: Final = int(Mark.CONTENT_LENGTH)
 
 
 class Key(NamedTuple):
@@ -82,7 +84,6 @@ class Upstream(asyncio.Protocol):
         "fault",
         "fed_bytes",
         "framing",
-        "head_bytes",
         "headed",
         "heard",
         "held",
@@ -91,18 +92,19 @@ class Upstream(asyncio.Protocol):
         "interim",
         "interims",
         "is_head",
+        "is_large",
         "keep",
         "keeps_cors",
         "key",
         "length",
         "lines",
         "loop",
-        "names",
         "offset",
         "options",
         "out",
         "parser",
         "pool",
+        "raw",
         "reused",
         "sent",
         "sink",
@@ -130,12 +132,12 @@ class Upstream(asyncio.Protocol):
         self.done = self.headed = self.heard = self.surplus = self.interim = self.keep = False
         self.bad_framing = self.encoded = self.accel = self.cache_control = False
         self.fault = ""
-        self.status = self.head_bytes = self.fed_bytes = self.interims = 0
+        self.status = self.fed_bytes = self.interims = 0
         self.length: int | None = None
         self.framing = UNTIL_CLOSE
         self.content_type = b""
         self.options: list[bytes] | None = None
-        self.names: list[bytes] = []
+        self.raw: Headers = []
         self.lines: list[bytes] = []
         self.out: list[bytes] = []
 
@@ -143,7 +145,7 @@ class Upstream(asyncio.Protocol):
 
     def begin(self, sink: Sink, head: bytes, body: Body, size: int, *, is_head: bool, upgrade: bool, keeps_cors: bool) -> None:
         """Send one request; `head` is complete, `body` has `size` bytes and is kept by the caller until the end."""
-        if self.lines or self.heard:
+        if self.heard:
             self._reset()
         self.sink = sink
         self.is_head = is_head
@@ -210,6 +212,7 @@ class Upstream(asyncio.Protocol):
             return
         self.heard = True
         assert self.parser is not None
+        self.is_large = self.fed_bytes + len(data) > self.pool.head_bytes_max
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as switch:
@@ -237,23 +240,29 @@ class Upstream(asyncio.Protocol):
             self.surplus = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.headed:  # trailers, or a second answer
-            return
-        self.head_bytes += len(name) + len(value)
-        if self.head_bytes > self.pool.head_bytes_max or len(self.lines) >= self.pool.limits.headers_max:
+        if not self.headed:  # else a trailer, or a second answer
+            self.raw.append((name, value))
+
+    def _read_headers(self) -> None:
+        raw = self.raw
+        limits = self.pool.limits
+        if len(raw) > limits.headers_max or (self.is_large and sum(len(n) + len(v) for n, v in raw) > self.pool.head_bytes_max):
             raise self._faulty("the head of its answer is too large")
-        lower, mark = known_name(name)
-        if mark and not self._marked(mark, value.strip(b" \t")):
-            return
-        self.names.append(lower)
-        self.lines.append(b"%b: %b\r\n" % (name, value))
+        lines = self.lines
+        for name, value in raw:
+            mark = (SEEN.get(name) or known_name(name))[1]
+            if mark:
+                value = value.strip(b" \t")
+                if mark == _CONTENT_LENGTH:
+                    self.length = int(value)
+                    continue
+                if not self._marked(mark, value):
+                    continue
+            lines.append(b"%b: %b\r\n" % (name, value))
 
     def _marked(self, mark: int, value: bytes) -> bool:
         """Note a header that means something here; whether it also passes."""
         match mark:
-            case Mark.CONTENT_LENGTH:
-                self.length = int(value)
-                return False
             case Mark.TRANSFER_ENCODING:
                 self.bad_framing = self.framing == CHUNKED or value.lower() != b"chunked"
                 self.framing = CHUNKED
@@ -287,6 +296,7 @@ class Upstream(asyncio.Protocol):
             return
         assert self.parser is not None
         status = self.parser.get_status_code()
+        self._read_headers()
         if status < 200:
             self._interim(status)
             return
@@ -308,10 +318,8 @@ class Upstream(asyncio.Protocol):
             self.done = True
 
     def _drop_options(self) -> None:
-        named = frozenset(self.options or ())
-        kept = [(name, line) for name, line in zip(self.names, self.lines, strict=True) if name not in named]
-        self.names = [name for name, _ in kept]
-        self.lines = [line for _, line in kept]
+        named = self.options or ()
+        self.lines = [line for line in self.lines if line.partition(b":")[0].lower() not in named]
 
     def _interim(self, status: int) -> None:
         assert self.parser is not None
@@ -337,7 +345,7 @@ class Upstream(asyncio.Protocol):
             self.interim = False
             if self.status != 101:
                 self.status = 0
-                self.names.clear()
+                self.raw.clear()
                 self.lines.clear()
                 self.options = None
             return

@@ -1,0 +1,83 @@
+"""Which dialect a model speaks: told by the config, or read from its command."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+
+from greenroom.config.model import ModelConfig
+from greenroom.engines.base import Engine, Identity
+from greenroom.engines.container import Containerized
+from greenroom.engines.flags import Unwrapped, basename, unwrap
+from greenroom.engines.generic import Generic
+from greenroom.engines.llama_server import LlamaServer
+from greenroom.engines.sglang import Sglang
+from greenroom.engines.tei import Tei
+from greenroom.engines.vllm import Vllm
+
+DIALECTS: Mapping[str, type[Generic]] = {dialect.kind: dialect for dialect in (LlamaServer, Vllm, Sglang, Tei, Generic)}
+LLAMA = re.compile(r"^llama-server([-_.].*)?$")
+IMAGES: tuple[tuple[re.Pattern[str], type[Generic]], ...] = (
+    (re.compile(r"vllm"), Vllm),
+    (re.compile(r"llama[.-]cpp"), LlamaServer),
+    (re.compile(r"sglang"), Sglang),
+    (re.compile(r"text-embeddings-inference"), Tei),
+)
+
+
+def describe(config: ModelConfig) -> Engine:
+    """The engine of one model.  Raises ValueError when the config names an engine that does not exist."""
+    dialect = _dialect(config)
+    inner = dialect(config)
+    return Containerized(inner) if config.container is not None else inner
+
+
+def devices_count(config: ModelConfig) -> int:
+    """Devices one instance takes: what the config says, else what the flags ask for, else 1."""
+    if config.devices_count > 1:
+        return config.devices_count
+    return _dialect(config)(config).devices_count() or 1
+
+
+def identity(config: ModelConfig) -> Identity:
+    """What a learned footprint is keyed by: the model files (size, time), and the command with its environment."""
+    files = []
+    for path in _dialect(config)(config).files():
+        try:
+            stat = path.stat()
+        except OSError:
+            continue
+        files.append((str(path), stat.st_size, stat.st_mtime_ns))
+    words = [*config.argv, "", *(f"{name}={value}" for name, value in sorted(config.env))]
+    if config.container is not None:
+        words += ["", config.container.image, *config.container.args]
+    digest = hashlib.sha256("\0".join(words).encode("utf-8", "surrogatepass")).hexdigest()
+    return Identity(tuple(files), digest)
+
+
+def _dialect(config: ModelConfig) -> type[Generic]:
+    if config.engine is not None:
+        dialect = DIALECTS.get(config.engine.replace("-", "_"))
+        if dialect is None:
+            raise ValueError(f"{config.id}: there is no engine {config.engine!r}; write one of {', '.join(sorted(DIALECTS))}")
+        return dialect
+    return _by_command(unwrap(config.argv))
+
+
+def _by_command(command: Unwrapped) -> type[Generic]:
+    argv = command.argv
+    if not argv:
+        return Generic
+    if command.client:
+        return next((dialect for pattern, dialect in IMAGES if pattern.search(argv[0])), Generic)
+    name = basename(argv[0])
+    if LLAMA.match(name) or (name == "llama" and "serve" in argv[1:2]):
+        return LlamaServer
+    if (name == "vllm" and "serve" in argv[1:2]) or name.startswith("vllm.entrypoints."):
+        return Vllm
+    if (name == "sglang" and "serve" in argv[1:2]) or name == "sglang.launch_server":
+        return Sglang
+    if name == "text-embeddings-router":
+        return Tei
+    return Generic

@@ -1,0 +1,248 @@
+"""Any program with an HTTP port; the dialects beside it say only where they differ."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+from greenroom.config.model import ModelConfig
+from greenroom.engines import devices as pinning
+from greenroom.engines import gguf, oom
+from greenroom.engines.base import Costs, DeviceRef, Ending, Estimate, Launch, Readiness
+from greenroom.engines.flags import PYTHON, Flags, Unwrapped, basename, unwrap
+
+PORT_MACRO = "${PORT}"
+PARALLEL_DEFAULT = 8
+SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?$", re.IGNORECASE)
+SECRET_CHARS_MIN = 4  # shorter values would mask half of every log line
+KEY_FILE_BYTES_MAX = 64 * 1024
+OWN_NAME = "greenroom"
+
+
+class Generic:
+    """An engine known by its command only; every dialect is one of these with more knowledge."""
+
+    kind: str = "generic"
+    underscores: ClassVar[bool] = False
+    port_flags: ClassVar[tuple[str, ...]] = ()  # empty: nothing is ever appended to the command
+    host_flags: ClassVar[tuple[str, ...]] = ()
+    public_by_default: ClassVar[bool] = False  # listens on every interface unless told otherwise
+    key_flags: ClassVar[tuple[str, ...]] = ("--api-key",)
+    key_variables: ClassVar[tuple[str, ...]] = ()
+    ready_lines: ClassVar[re.Pattern[str]] = re.compile(r"listening on|Uvicorn running on|Application startup complete", re.IGNORECASE)
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self.command: Unwrapped = unwrap(config.argv)
+        self.env: Mapping[str, str] = {**dict(config.env), **self.command.env}
+        self.flags = Flags(self.command.argv[1:], self.env, self.underscores)
+
+    # ------------------------------------------------------------------------------------------------------- launching
+
+    def launch(self, port: int, devices: Sequence[DeviceRef], generation: int = 0) -> Launch:
+        """The command with port and devices filled in.  `generation` names containers; a process does not need it."""
+        proxy = urlsplit(_fill(self.config.proxy, port))
+        own_env = self.own_env(devices)
+        operator_env = {name: _fill(value, port) for name, value in self.config.env}
+        env = {**pinning.pin_env(devices, self.env), **own_env, **operator_env}
+        return Launch(
+            argv=tuple(_fill(item, port) for item in (*self.program_argv(), *self.appended())),
+            env=env,
+            host=_host(proxy.hostname),
+            port=proxy.port or (443 if proxy.scheme == "https" else 80),
+            stop_argv=tuple(_fill(item, port) for item in self.config.stop_argv),
+            cwd=self.config.cwd,
+            detached=self.command.client,
+            secrets=self.secrets(),
+        )
+
+    def program_argv(self) -> tuple[str, ...]:
+        """The operator's command; a dialect may know better where its program is."""
+        return self.config.argv
+
+    def own_env(self, devices: Sequence[DeviceRef]) -> dict[str, str]:
+        """Variables this dialect sets where the operator has not."""
+        return {}
+
+    def appended(self) -> tuple[str, ...]:
+        """Arguments a command lacks: the port when it names none, the loopback address when the engine would listen everywhere."""
+        if self.command.shell or self.command.client:
+            return ()
+        words: list[str] = []
+        names_port = any(PORT_MACRO in text for text in (*self.config.argv, *(value for _, value in self.config.env)))
+        if self.port_flags and not names_port and PORT_MACRO in self.config.proxy and self.flags.value(*self.port_flags) is None:
+            words += [self.port_flags[0], PORT_MACRO]
+        inside = self.config.container is not None
+        if self.host_flags and (inside or self.public_by_default) and self.flags.value(*self.host_flags) is None:
+            words += [self.host_flags[0], "0.0.0.0" if inside else _host(urlsplit(_fill(self.config.proxy, 1)).hostname)]
+        return tuple(words)
+
+    def secrets(self) -> tuple[str, ...]:
+        """Values that must never be shown: engine keys, and variables named like one."""
+        found = [key for name in self.key_flags for key in self._all_values(name)]
+        found += [value for name, value in self.env.items() if SECRET_NAME.search(name)]
+        parts = [part.strip() for value in found for part in (value, *value.split(","))]
+        return tuple(dict.fromkeys(part for part in parts if len(part) >= SECRET_CHARS_MIN))
+
+    def _all_values(self, flag: str) -> list[str]:
+        argv = self.command.argv
+        values = [argv[index + 1] for index, item in enumerate(argv[:-1]) if item == flag]
+        return values + [item.partition("=")[2] for item in argv if item.startswith(flag + "=")]
+
+    def pinned_devices(self) -> tuple[str, ...]:
+        """UUIDs or bus indices named in the operator's environment; () = greenroom chooses."""
+        return pinning.pinned(self.env)
+
+    def devices_count(self) -> int | None:
+        """How many devices the flags ask for (tensor and pipeline parallel); None = they do not say."""
+        return None
+
+    # ------------------------------------------------------------------------------------------------------- readiness
+
+    def readiness(self) -> Readiness:
+        """What to probe.  Path None: the config says `none`, an open port is enough."""
+        warmup = self.config.warmup
+        path = self.config.check_path
+        return Readiness(
+            path=path,
+            fallback_paths=() if path is None or self.config.check_explicit else self.fallback_paths(),
+            headers=self.probe_headers(),
+            base_path=urlsplit(self.config.proxy).path.rstrip("/"),
+            warmup_path=warmup.path if warmup else None,
+            warmup_body=json.dumps(warmup.body).encode() if warmup else b"",
+        )
+
+    def fallback_paths(self) -> tuple[str, ...]:
+        return ("/v1/models",)
+
+    def probe_headers(self) -> tuple[tuple[str, str], ...]:
+        """The engine's own key: without it a locked engine would never look ready."""
+        key = self.engine_key()
+        return (("Authorization", f"Bearer {key}"),) if key else ()
+
+    def engine_key(self) -> str:
+        """The first key the engine accepts; "" when it wants none (or it cannot be known)."""
+        for variable in ("", *self.key_variables):
+            value = self.flags.value(*self.key_flags) if not variable else self.env.get(variable)
+            if value:
+                return value.split(",", 1)[0].strip()
+        key_file = self.flags.value("--api-key-file", env="LLAMA_ARG_API_KEY_FILE")
+        return _first_key(self.host_path(key_file)) if key_file else ""
+
+    def is_ready_hint(self, line: str) -> bool:
+        return self.ready_lines.search(line) is not None
+
+    # --------------------------------------------------------------------------------------------------------- numbers
+
+    def estimate(self, devices: Sequence[DeviceRef]) -> Estimate:
+        return Estimate(None, detail="the memory need of this program is not known before it was measured")
+
+    def costs(self, estimate: Estimate) -> Costs:
+        return Costs(up_s=2.0, down_s=0.2)
+
+    def parallel(self) -> int:
+        return self.config.parallel or self.default_parallel()
+
+    def default_parallel(self) -> int:
+        return PARALLEL_DEFAULT
+
+    def lone_start(self) -> bool:
+        return False
+
+    def files(self) -> tuple[Path, ...]:
+        """Model files on this host that the command names; part of what a learned footprint is keyed by."""
+        return ()
+
+    # ---------------------------------------------------------------------------------------------------------- faults
+
+    def missing(self) -> str:
+        """A sentence when this entry can never start; "" when nothing speaks against it."""
+        if self.config.misconfigured:
+            return self.config.misconfigured
+        if not self.config.argv:
+            return f"{self.config.id} has no command; write `cmd: PROGRAM ARGUMENTS`"
+        return self._own_program() or self._program_missing() or self.model_missing()
+
+    def model_missing(self) -> str:
+        return ""
+
+    def _own_program(self) -> str:
+        program = self.command.argv[0] if self.command.argv else ""
+        if basename(program).removesuffix(".py") == OWN_NAME and not self.command.client:
+            return f"{self.config.id} starts greenroom itself; its `cmd` must start an engine (llama-server, vllm serve, ...)"
+        return ""
+
+    def _program_missing(self) -> str:
+        if self.config.container is not None:
+            runtime = self.config.container.runtime
+            return "" if shutil.which(runtime) else f"{self.config.id}: {runtime} was not found on PATH; install it or drop `container`"
+        programs = [self.program_argv()[0]]
+        if not (self.command.shell or self.command.client or self.command.python) and self.command.argv[0] != self.config.argv[0]:
+            programs.append(self.command.argv[0])
+        for program in programs:
+            if PORT_MACRO not in program and not self._runnable(program):
+                where = "is not an executable file" if "/" in program else "was not found on PATH"
+                return f"{self.config.id}: the program {program!r} {where}; install it or write its full path"
+        return ""
+
+    def _runnable(self, program: str) -> bool:
+        if "/" in program:
+            path = self.host_path(program)
+            return path is not None and path.is_file() and os.access(path, os.X_OK)
+        search = self.env.get("PATH")
+        return bool(shutil.which(program, path=search)) or bool(PYTHON.match(program) and shutil.which(program))
+
+    def host_path(self, text: str) -> Path | None:
+        """Where a path of the command lies on this host; None when only the container knows."""
+        path = Path(text).expanduser()
+        if self.command.client:
+            return None
+        if self.config.container is not None:
+            return _mounted(path, self.config.container.volumes)
+        return path if path.is_absolute() else Path(self.config.cwd or Path.cwd()) / path
+
+    def ending(self, exit_code: int | None, log_tail: Sequence[str]) -> Ending:
+        return oom.ending(exit_code, log_tail)
+
+
+def _fill(text: str, port: int) -> str:
+    return text.replace(PORT_MACRO, str(port))
+
+
+def _host(name: str | None) -> str:
+    # `localhost` may mean ::1 first, where most engines do not listen.
+    return "127.0.0.1" if name in (None, "", "localhost") else str(name)
+
+
+def _first_key(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            lines = file.read(KEY_FILE_BYTES_MAX).splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
+
+
+def _mounted(path: Path, volumes: Sequence[str]) -> Path | None:
+    for volume in volumes:
+        source, _, rest = volume.partition(":")
+        target = Path(rest.partition(":")[0] or source)
+        if source.startswith(("/", "~", ".")) and path.is_relative_to(target):
+            return Path(source).expanduser() / path.relative_to(target)
+    return None
+
+
+def weights_folder_mib(path: Path | None) -> int:
+    """MiB of the weights in a local model folder; 0 when it is not one."""
+    try:
+        return -(-gguf.folder_bytes(path) // (1 << 20)) if path is not None and path.is_dir() else 0
+    except OSError:
+        return 0

@@ -1,0 +1,50 @@
+"""Hugging Face's text-embeddings-inference (`text-embeddings-router`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from greenroom.engines.base import Costs, DeviceRef, Estimate
+from greenroom.engines.generic import Generic, weights_folder_mib
+from greenroom.engines.vllm import folder_files
+
+CONCURRENT_DEFAULT = 512
+GPU_OVERHEAD_MIB = 1536  # context, and the warm-up of a batch of 16,384 tokens
+HOST_OVERHEAD_MIB = 512
+
+
+class Tei(Generic):
+    kind = "tei"
+    port_flags: ClassVar[tuple[str, ...]] = ("--port", "-p")
+    host_flags: ClassVar[tuple[str, ...]] = ("--hostname",)
+    public_by_default: ClassVar[bool] = True
+    key_variables: ClassVar[tuple[str, ...]] = ("API_KEY",)
+    ready_lines: ClassVar[re.Pattern[str]] = re.compile(r"\bReady\b|Starting HTTP server")
+
+    def estimate(self, devices: Sequence[DeviceRef]) -> Estimate:
+        weights = weights_folder_mib(self.model_path())
+        if not weights:
+            return Estimate(None, HOST_OVERHEAD_MIB, detail="its weights are not on this host yet: the need is learned at the first start")
+        if devices and all(device.kind == "ram" for device in devices):
+            return Estimate(2 * weights + HOST_OVERHEAD_MIB, 0, "estimated", f"weights 2 x {weights:,} + {HOST_OVERHEAD_MIB} MiB")
+        return Estimate(weights + GPU_OVERHEAD_MIB, HOST_OVERHEAD_MIB, "estimated", f"weights {weights:,} + {GPU_OVERHEAD_MIB:,} MiB")
+
+    def default_parallel(self) -> int:
+        return self.flags.integer("--max-concurrent-requests", env="MAX_CONCURRENT_REQUESTS") or CONCURRENT_DEFAULT
+
+    def costs(self, estimate: Estimate) -> Costs:
+        return Costs(up_s=5.0, down_s=0.5)
+
+    def model_path(self) -> Path | None:
+        name = self.flags.value("--model-id", env="MODEL_ID")
+        return self.host_path(name) if name and name.startswith(("/", "./", "../", "~")) else None
+
+    def files(self) -> tuple[Path, ...]:
+        return folder_files(self.model_path())
+
+    def model_missing(self) -> str:
+        path = self.model_path()
+        return f"{self.config.id}: the model {path} does not exist" if path is not None and not path.exists() else ""
