@@ -1,7 +1,7 @@
 """What one decision costs: the real scheduler with 1,000 models and 10,000 queued requests.
 
-    python -m bench.decision_cost            prints medians
-    python -m bench.decision_cost --check    exit 1 when a decision takes more than 0.2 ms or an arrival more than 20 µs
+python -m bench.decision_cost            prints medians
+python -m bench.decision_cost --check    exit 1 when a decision takes more than 0.2 ms or an arrival more than 20 µs
 """
 
 from __future__ import annotations
@@ -49,7 +49,16 @@ class Crowd:
         names = tuple(d.id for d in pools)
         rng = random.Random(1)
         made = tuple(
-            Model(f"m{n}", names, need_mib=MODEL_MIB, need_source="declared", parallel=2 * IN_FLIGHT, up_s=rng.uniform(2, 60), queue_limit=queued, digest=f"m{n}")
+            Model(
+                f"m{n}",
+                names,
+                need_mib=MODEL_MIB,
+                need_source="declared",
+                parallel=2 * IN_FLIGHT,
+                up_s=rng.uniform(2, 60),
+                queue_limit=queued,
+                digest=f"m{n}",
+            )
             for n in range(models)
         )
         self.scheduler = Scheduler(Setup(pools, made, policy=Policy(queue_limit=10 * queued)), at=0.0)
@@ -147,7 +156,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=2000)
     options = parser.parse_args(argv)
     missed = False
-    for models, resident, queued, devices in ((10, 3, 100, 1), (100, 10, 1000, 1), (1000, 20, 10_000, 1), (1000, 100, 10_000, 1), (1000, 100, 10_000, 8)):
+    for models, resident, queued, devices in (
+        (10, 3, 100, 1),
+        (100, 10, 1000, 1),
+        (1000, 20, 10_000, 1),
+        (1000, 100, 10_000, 1),
+        (1000, 100, 10_000, 8),
+    ):
         print(f"\n{models} models, {resident} resident on {devices} device(s), {queued} queued: µs, median / 99th percentile (events)")
         for what, spent in sorted(measure(models, resident, queued, options.rounds, devices).items()):
             if what == "set-up":
@@ -155,7 +170,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             median, tail = statistics.median(spent), sorted(spent)[int(0.99 * (len(spent) - 1))]
             limit = ARRIVAL_S_MAX if what.startswith("arrival") else DECISION_S_MAX
             missed |= median > limit
-            print(f"  {what:<56}{median * 1e6:9.1f} /{tail * 1e6:9.1f}  ({len(spent)}){'' if median <= limit else f'  MISS: limit {limit * 1e6:.0f}'}")
+            print(
+                f"  {what:<56}{median * 1e6:9.1f} /{tail * 1e6:9.1f}  ({len(spent)}){'' if median <= limit else f'  MISS: limit {limit * 1e6:.0f}'}"
+            )
     return 1 if missed and options.check else 0
 
 

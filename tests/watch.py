@@ -341,7 +341,10 @@ class Watch:
         must(self.shutdown is None, f"{action.model} starts after shutdown was asked for")
         must(not model.misconfigured, f"{action.model} starts though it can never work")
         chosen = [d for d in action.devices if d in model.devices]
-        must(len(set(chosen)) == model.devices_count, f"{action.model} starts on {action.devices}, wants {model.devices_count} of {model.devices}")
+        must(
+            len(set(chosen)) == model.devices_count,
+            f"{action.model} starts on {action.devices}, wants {model.devices_count} of {model.devices}",
+        )
         must(set(chosen) <= set(action.reserved_mib), f"{action.model} starts with nothing reserved on some of {chosen}")
         for device in chosen:
             self._lane(action.model, device, starting=model.lone_start)
@@ -427,11 +430,12 @@ class Watch:
             must(not serves or going, f"{shown.id} is ready with a free slot, yet {shown.queued} wait")
         for device_view in view.devices:
             booked = per_device.get(device_view.id, 0)
-            must(device_view.reserved_mib >= booked, f"{device_view.id} shows {device_view.reserved_mib} MiB reserved, its instances {booked}")
+            must(
+                device_view.reserved_mib >= booked,
+                f"{device_view.id} shows {device_view.reserved_mib} MiB reserved, its instances {booked}",
+            )
 
-    def _compare_instance(
-        self, model: str, kept: Kept, state: State, generation: int, in_flight: int, reserved: Mapping[str, int]
-    ) -> None:
+    def _compare_instance(self, model: str, kept: Kept, state: State, generation: int, in_flight: int, reserved: Mapping[str, int]) -> None:
         same = {
             State.READY: (State.READY, State.DRAINING),
             State.STARTING: (State.STARTING,),

@@ -124,9 +124,7 @@ SIX_ANSWER_S = tuple(row[5] for row in SIX)
 TWELVE_ANSWER_S = tuple(float(row[2]) for row in TWELVE)
 
 
-def zipf(
-    models: Sequence[SimModel], answers_s: Sequence[float], rate_per_s: float, seconds: float, seed: int, capacity_mib: int
-) -> Load:
+def zipf(models: Sequence[SimModel], answers_s: Sequence[float], rate_per_s: float, seconds: float, seed: int, capacity_mib: int) -> Load:
     """Poisson arrivals; the n-th model is asked for in proportion to 1/n."""
     rng = random.Random(f"zipf {seed}")
     weights = [1 / (n + 1) for n in range(len(models))]
@@ -194,7 +192,15 @@ def agents(
 
 def agents6(seed: int, *, sleeps: bool = False, seconds: float = 3600) -> Load:
     return agents(
-        six(sleeps=sleeps), SIX_ANSWER_S, 48 * GIB, agents_count=6, seconds=seconds, seed=seed, think_s=4.0, sticky=0.65, only=(1, 2, 3, 4, 5)
+        six(sleeps=sleeps),
+        SIX_ANSWER_S,
+        48 * GIB,
+        agents_count=6,
+        seconds=seconds,
+        seed=seed,
+        think_s=4.0,
+        sticky=0.65,
+        only=(1, 2, 3, 4, 5),
     )
 
 
@@ -253,6 +259,7 @@ class Workload:
     make: Callable[[int], Load]  # seed -> load
     kind: str  # trace | mix | desk | built
     perfect_sets: bool = True  # whether a hand-written co-residency matrix would change anything
+    stop_s: float = float("inf")  # overloaded for ever: the run ends here, whoever still waits counts with its age
 
 
 def catalogue(*, seconds: float = 3600) -> tuple[Workload, ...]:
@@ -279,6 +286,6 @@ def catalogue(*, seconds: float = 3600) -> tuple[Workload, ...]:
         Workload("desk 4 agents, 4 models", lambda s: desk(s, 4, 4, 0.3, 0.8), "desk", False),
         Workload("desk 3 agents, 2 models", lambda s: desk(s, 3, 2, 0.05, 0.95), "desk", False),
         Workload("desk 4 agents, 3 models", lambda s: desk(s, 4, 3, 1.0, 0.9), "desk", False),
-        Workload("two overloaded, one rare", lambda s: two_overloaded(5 + s), "built", False),
-        Workload("six overloaded, one rare", lambda s: six_overloaded(7 + s), "built"),
+        Workload("two overloaded, one rare", lambda s: two_overloaded(5 + s), "built", False, stop_s=400),
+        Workload("six overloaded, one rare", lambda s: six_overloaded(7 + s), "built", stop_s=600),
     )

@@ -183,7 +183,9 @@ class BaseRules(Rules):
 
     def late_s(self, world: World, model: int) -> float:
         c = self.constants
-        dearest = max((world.down_s(n) + self.back_s(world, n) for n, r in enumerate(world.residents) if r.phase is Phase.READY), default=0.0)
+        dearest = max(
+            (world.down_s(n) + self.back_s(world, n) for n, r in enumerate(world.residents) if r.phase is Phase.READY), default=0.0
+        )
         return max(c.late_min_s, c.late_factor * (self.up_s(world, model) + dearest))
 
     def ordered(self, world: World) -> list[int]:

@@ -42,7 +42,9 @@ def least_recent(world: World, number: int, may_go: Callable[[int], bool], devic
             break
     freed = world.freed_mib
     if free < need:  # residues of sleepers, the victims' own included, can go too
-        free += sum(models[n].residue_mib for n, r in enumerate(residents) if r.phase is Phase.ASLEEP and r.device == device and n != number)
+        free += sum(
+            models[n].residue_mib for n, r in enumerate(residents) if r.phase is Phase.ASLEEP and r.device == device and n != number
+        )
         free += sum(models[n].need_mib - world.freed_mib(n) for n in chosen)
         if free < need:
             return None

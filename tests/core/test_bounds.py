@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-
 from bench.sim.engine import Phase, Rules, World
 from bench.sim.loads import Load, SimModel, SimRequest, six_overloaded, two_overloaded
 from bench.sim.rules_base import BaseRules, Constants
 from bench.sim.rules_greenroom import Greenroom
+
 from greenroom.core.facts import Policy
 
 SEEDS = int(os.environ.get("GREENROOM_BOUND_SEEDS", "40"))

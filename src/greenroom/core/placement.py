@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .entry import Entry
@@ -134,17 +134,31 @@ def _may_go(stage: Stage, entry: Entry, idle_only: bool) -> bool:
 
 
 def _item(stage: Stage, entry: Entry) -> Item:
-    level = fall_level(stage, entry) if entry.model.sleep else 0
-    return Item(entry, entry.costs.worth, freed_by(stage, entry, level), level)
+    """What a resident's leaving is worth and frees; remembered for the decision at hand."""
+    found = stage.items.get(entry.id)
+    if found is None:
+        level = fall_level(stage, entry) if entry.model.sleep else 0
+        frees = freed_by(stage, entry, level) if level else stage.book.of(entry.id)
+        found = stage.items[entry.id] = Item(entry, entry.costs.worth, frees, level)
+    assert isinstance(found, Item)
+    return found
 
 
 def _residents(stage: Stage, entry: Entry, short: Mapping[str, int], idle_only: bool) -> list[Item]:
-    names = {name for device in short for name in stage.book.pools[device].holders if name != entry.id}
+    pools = stage.book.pools
+    if len(short) == 1:
+        (device,) = short
+        names: Iterable[str] = pools[device].holders
+    else:
+        names = {name for device in short for name in pools[device].holders}
     found = []
-    for name in sorted(names):
+    for name in names:
         other = stage.entries[name]
-        if other.state is State.READY and _may_go(stage, other, idle_only) and all(map(stage.lane_open, other.instance.devices)):
+        if other is entry or other.instance.state is not State.READY or not _may_go(stage, other, idle_only):
+            continue
+        if all(map(stage.lane_open, other.instance.devices)):
             found.append(_item(stage, other))
+    found.sort(key=lambda item: (item.worth, item.entry.id))
     return found
 
 
@@ -217,7 +231,8 @@ def cover(short: Mapping[str, int], items: Sequence[Item], exact_max: int) -> li
     """The subset of least summed worth that frees `short` (device -> MiB) everywhere; None if all together do not."""
     if not short:
         return []
-    useful = sorted((item for item in items if any(device in short for device in item.frees)), key=lambda item: item.worth)
+    useful = [item for item in items if not short.keys().isdisjoint(item.frees)]
+    useful.sort(key=lambda item: item.worth)
     for device, missing in short.items():
         if sum(item.frees.get(device, 0) for item in useful) < missing:
             return None

@@ -7,7 +7,7 @@ again until nothing changes.  Everything it waits for ends up in one timer.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .entry import Entry
 from .facts import State
@@ -38,6 +38,7 @@ class Outlook:
     dearest_s: float = 0.0  # the dearest round trip of a model that is ready
     idle_room_mib: int = 0  # the most that any device could have free if every idle resident left
     gate_room_mib: int = 0  # the same if busy ones whose quantum may be spent left too
+    idle_room_on: dict[str, int] = field(default_factory=dict)  # per device
     spent_at: float = NEVER  # when the next busy resident's quantum is spent at the earliest
 
 
@@ -68,6 +69,7 @@ def survey(stage: Stage) -> Outlook:
             elif state is State.ASLEEP and not other.pinned:
                 idle += mib
                 gate += mib
+        look.idle_room_on[pool.device.id] = idle
         look.idle_room_mib = max(look.idle_room_mib, idle)
         look.gate_room_mib = max(look.gate_room_mib, gate)
     stage.outlook = look
@@ -174,7 +176,7 @@ def _score(entry: Entry, now: float) -> float:
 def _consider(stage: Stage, entry: Entry, dearest_s: float) -> bool:
     """Start bringing `entry` in, or note what it waits for (timer, claim)."""
     late = entry.since + late_after_s(stage, entry, dearest_s) <= stage.now + EPSILON_S
-    options = [option for devices in stage.placements(entry) if (option := _option(stage, entry, devices)) is not None]
+    options = _options(stage, entry)
     if not options:
         if late and not entry.queue.only_quiet:
             _claim_whole(stage, entry)
@@ -196,10 +198,24 @@ def _consider(stage: Stage, entry: Entry, dearest_s: float) -> bool:
     return False
 
 
-def _option(stage: Stage, entry: Entry, devices: tuple[str, ...]) -> Option | None:
+def _options(stage: Stage, entry: Entry) -> list[Option]:
+    """Placements with idle victims; those that take busy ones only where no open lane offers better."""
+    placements = stage.placements(entry)
+    room = survey(stage).idle_room_on
+    need, held = entry.need_mib or 0, stage.book.of(entry.id)
+    hopeful = [devices for devices in placements if all(need - held.get(device, 0) <= room[device] for device in devices)]
+    found = [option for devices in hopeful if (option := _option(stage, entry, devices, idle_only=True)) is not None]
+    if any(option.open for option in found):
+        return found
+    settled = {option.devices for option in found}
+    rest = (_option(stage, entry, devices, idle_only=False) for devices in placements if devices not in settled)
+    return found + [option for option in rest if option is not None]
+
+
+def _option(stage: Stage, entry: Entry, devices: tuple[str, ...], *, idle_only: bool) -> Option | None:
     is_open = all(_lane_takes(stage, entry, device) for device in devices)
-    idle = choose(stage, entry, devices, idle_only=True)
-    anyone = idle if idle is not None else choose(stage, entry, devices, idle_only=False)
+    anyone = choose(stage, entry, devices, idle_only=idle_only)
+    idle = anyone if idle_only else None
     if anyone is None:
         return None
     beside = any(stage.lanes.get(device) for device in devices)
@@ -480,10 +496,7 @@ def _lane_left_s(stage: Stage, devices: tuple[str, ...]) -> float:
 
 def _gate_left_s(stage: Stage, entry: Entry) -> float:
     best = NEVER
-    for devices in stage.placements(entry):
-        option = _option(stage, entry, devices)
-        if option is None:
-            continue
+    for option in _options(stage, entry):
         if option.idle is not None:
             best = 0.0
             break

@@ -88,7 +88,7 @@ class Scheduler:
         stage.now = max(stage.now, event.at)
         stage.out = []
         if type(event) is not RequestArrived:
-            stage.outlook = None
+            stage.look_anew()
         if self._appliers[type(event)](event):
             self._settle()
         if stage.touched:
@@ -108,7 +108,7 @@ class Scheduler:
         instance = entry.instance
         if entry.admits and not entry.queue and len(instance.in_flight) - len(instance.quiet) < entry.model.parallel:
             instance.in_flight.add(event.request)
-            stage.outlook = None
+            stage.look_anew()
             stage.admitted[event.request] = Admission(entry, instance.generation, stage.now, Waiting(event.request, stage.now))
             stage.say(Admit(event.request, entry.id, instance.generation, "hot"))
             return False
@@ -368,7 +368,7 @@ class Scheduler:
     def _settle_once(self) -> bool:
         stage = self._stage
         changed = False
-        stage.outlook = None
+        stage.look_anew()
         while stage.due and stage.due[0][0] <= stage.now + EPSILON_S:
             _, name = heapq.heappop(stage.due)
             if (entry := stage.entries.get(name)) is not None:

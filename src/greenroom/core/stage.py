@@ -79,6 +79,12 @@ class Stage:
     pins: int = 0
     beside_ratio: float | None = None
     outlook: object = None  # the rules' survey of all residents, None when it must be made anew
+    items: dict[str, object] = field(default_factory=dict)  # what each resident's leaving would free, as long as `outlook` holds
+
+    def look_anew(self) -> None:
+        """Something changed: what was surveyed for decisions is void."""
+        self.outlook = None
+        self.items.clear()
 
     # ------------------------------------------------------------------ saying things
 
