@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 
 import h11
 import pytest
@@ -93,16 +94,19 @@ def test_an_answer_is_whole_for_the_client_only_if_it_was_whole(seed: int) -> No
         ours = read(sent, method, is_over=closed and not reset)
         if ours is None or ours[0] == 502:
             continue
-        engine = read(data, method, is_over=ending == "fin")
-        if engine is None and b"\n" in data.partition(b"HTTP/")[0] + data.partition(b"\r\n")[0]:
-            continue  # llhttp forgives blank lines before the status line
+        engine = read(_without_blank_lines(data), method, is_over=ending == "fin")
         if engine is None and not _is_plain_reason(data):
-            continue  # and control bytes in the reason, which is not passed on
+            continue  # llhttp forgives control bytes in the reason, which is not passed on
         assert ours == engine, label
         checked += 1
     assert checked > 20
 
 
+def _without_blank_lines(data: bytes) -> bytes:
+    """llhttp forgives blank lines before a status line."""
+    return re.sub(rb"(?:\A|(?<=\r\n\r\n))[\r\n]+(?=HTTP/)", b"", data)
+
+
 def _is_plain_reason(data: bytes) -> bool:
-    line = data.partition(b"\r\n")[0]
-    return all(32 <= byte < 127 for byte in line) and line[:9] in (b"HTTP/1.1 ", b"HTTP/1.0 ")
+    lines = [line for line in re.split(rb"\r\n", data) if line.startswith(b"HTTP/")]
+    return all(32 <= byte < 127 for line in lines for byte in line) and all(line[:9] in (b"HTTP/1.1 ", b"HTTP/1.0 ") for line in lines)

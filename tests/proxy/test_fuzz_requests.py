@@ -159,7 +159,7 @@ def test_mutated_requests_come_to_the_same_however_they_are_split(seed: int) -> 
         assert whole.answers == parts.answers, label
         assert whole.is_closed == parts.is_closed, label
         found, understood = by_h11(data)
-        if understood or len(whole.forwarded) <= len(found):
+        if understood:  # h11 is stricter about the request line: then there is nothing to compare with
             ours = [(method, body) for method, _, body in whole.forwarded]
             assert is_subsequence(ours, found), (label, ours, found)
 

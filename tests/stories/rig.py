@@ -522,6 +522,12 @@ class Rig:
             await asyncio.sleep(0.02)
         return now
 
+    def queued_now(self, model: str) -> int:
+        """Waiting requests by the latest status that the poller saw."""
+        if not self._polls.seen:
+            return -1
+        return next(int(one["queued"]) for one in self._polls.seen[-1][1]["models"] if one["id"] == model)
+
     # ---------------------------------------------------------------- the journal
 
     def journal(self, model: str = "", event: str = "") -> list[Line]:

@@ -146,6 +146,9 @@ def _item(stage: Stage, entry: Entry) -> Item:
 
 def _residents(stage: Stage, entry: Entry, short: Mapping[str, int], idle_only: bool) -> list[Item]:
     pools = stage.book.pools
+    if len(short) == 1 and idle_only:
+        (device,) = short
+        return [item for item in _idle_items(stage, device) if item.entry is not entry]
     if len(short) == 1:
         (device,) = short
         names: Iterable[str] = pools[device].holders
@@ -159,6 +162,20 @@ def _residents(stage: Stage, entry: Entry, short: Mapping[str, int], idle_only: 
         if all(map(stage.lane_open, other.instance.devices)):
             found.append(_item(stage, other))
     found.sort(key=lambda item: (item.worth, item.entry.id))
+    return found
+
+
+def _idle_items(stage: Stage, device: str) -> list[Item]:
+    """Idle residents of a device by worth; the same for every model a decision looks at."""
+    found = stage.idle_items.get(device)
+    if found is None:
+        found = []
+        for name in stage.book.pools[device].holders:
+            other = stage.entries[name]
+            if other.instance.state is State.READY and _may_go(stage, other, True) and all(map(stage.lane_open, other.instance.devices)):
+                found.append(_item(stage, other))
+        found.sort(key=lambda item: (item.worth, item.entry.id))
+        stage.idle_items[device] = found
     return found
 
 

@@ -17,7 +17,7 @@ from .residency import HOME
 from .stage import EPSILON_S, GHOST_WAIT_S_MAX, NEVER, Move, Phase, Stage
 
 LATE_LOOKED_AT_MAX = 16  # late models examined in one decision
-BEST_LOOKED_AT_MAX = 8  # others, once more than four times as many could fit
+BEST_LOOKED_AT_MAX = 4  # others, once more than four times as many could fit
 RETRY_S = 0.25  # looked at again at the latest when only memory that others hold is in the way
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import combinations
+from typing import Any
 
 from .budget import Book
 from .entry import Entry
@@ -79,12 +80,14 @@ class Stage:
     pins: int = 0
     beside_ratio: float | None = None
     outlook: object = None  # the rules' survey of all residents, None when it must be made anew
+    idle_items: dict[str, list[Any]] = field(default_factory=dict)  # idle residents by device, for as long
     items: dict[str, object] = field(default_factory=dict)  # what each resident's leaving would free, as long as `outlook` holds
 
     def look_anew(self) -> None:
         """Something changed: what was surveyed for decisions is void."""
         self.outlook = None
         self.items.clear()
+        self.idle_items.clear()
 
     # ------------------------------------------------------------------ saying things
 

@@ -1,0 +1,151 @@
+"""The README tells the truth: its configurations load, and its commands run and print what they promise.
+
+Blocks are marked by a comment on the line before: `file: NAME` is written to that file, `config` must load, `serve` is
+started in the background, `run` must exit 0, and `run: WORDS` must print WORDS as well.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from greenroom.config.load import load_config
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(
+    r"^<!-- (?P<mark>[a-z]+)(?:: (?P<argument>[^\n]+?))? -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+README_PORT = "8080"
+UP_S_MAX = 60.0
+COMMAND_S_MAX = 110.0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    mark: str
+    argument: str
+    text: str
+
+
+def blocks(*marks: str) -> list[Block]:
+    found = BLOCK.finditer((ROOT / "README.md").read_text(encoding="utf-8"))
+    every = [Block(match["mark"], (match["argument"] or "").strip('"'), match["text"]) for match in found]
+    return [block for block in every if block.mark in marks]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, llama_server: Path, tiny_chat: Path, tiny_embed: Path, tiny_rerank: Path) -> Path:
+    """A folder as the README assumes it: its files, a models folder, and the programs on PATH."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "bin").mkdir()
+    (folder / "models").mkdir()
+    (folder / "bin" / "llama-server").symlink_to(llama_server)
+    greenroom = Path(sys.executable).with_name("greenroom")
+    assert greenroom.exists(), "the project is not installed in this environment: pip install --no-deps -e ."
+    (folder / "bin" / "greenroom").symlink_to(greenroom)
+    for name, model in (("chat", tiny_chat), ("embed", tiny_embed), ("rerank", tiny_rerank)):
+        shutil.copy(model, folder / "models" / f"{name}.gguf")
+    for block in blocks("file"):
+        (folder / block.argument).write_text(block.text, encoding="utf-8")
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """Runs README commands in the folder; the address they name is the server's of this test."""
+
+    folder: Path
+    port: int
+
+    @property
+    def environment(self) -> dict[str, str]:
+        path = f"{self.folder / 'bin'}:{os.environ.get('PATH', '/usr/bin:/bin')}"
+        return os.environ | {"PATH": path, "GREENROOM_URL": f"http://127.0.0.1:{self.port}", "PYTHONUNBUFFERED": "1"}
+
+    def line(self, text: str) -> str:
+        return text.replace(f":{README_PORT}", f":{self.port}")
+
+    def run(self, text: str) -> subprocess.CompletedProcess[str]:
+        argv = ["bash", "-euo", "pipefail", "-c", self.line(text)]
+        return subprocess.run(argv, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=COMMAND_S_MAX)
+
+
+@pytest.fixture(scope="module")
+def shell(place: Path) -> Iterator[Shell]:
+    """The README's server is up, started by the README's command."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shell = Shell(place, port)
+    (block,) = blocks("serve")
+    command = f"exec {block.text.strip()} --listen 127.0.0.1:{port} --state-dir {place / 'state'}"
+    with open(place / "server.log", "wb") as log:
+        server = subprocess.Popen(["bash", "-c", command], cwd=place, env=shell.environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        wait_up(server, port, place / "server.log")
+        yield shell
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(60)
+
+
+def wait_up(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    end = time.monotonic() + UP_S_MAX
+    while time.monotonic() < end and server.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
+                return
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError(f"the README's server did not come up:\n{log.read_text(encoding='utf-8', errors='replace')}")
+
+
+def test_there_is_something_to_run() -> None:
+    """The marks are found: a change of the README's form cannot silently empty these tests."""
+    counts = {mark: len(blocks(mark)) for mark in ("file", "config", "serve", "run")}
+
+    assert counts["serve"] == 1
+    assert counts["file"] >= 2
+    assert counts["config"] >= 3
+    assert counts["run"] >= 8
+
+
+@pytest.mark.parametrize("number", range(len(blocks("config", "file"))))
+def test_every_configuration_loads(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the README shows as a configuration is one."""
+    monkeypatch.setenv("GREENROOM_KEY", "a-key-of-some-length")
+    path = tmp_path / "greenroom.yaml"
+    path.write_text(blocks("config", "file")[number].text, encoding="utf-8")
+
+    assert load_config(str(path)).models
+
+
+@pytest.mark.engine
+def test_the_commands_run_in_the_order_they_are_shown(shell: Shell) -> None:
+    """A reader who types them one after the other sees each succeed, and print what the text says."""
+    for block in blocks("run"):
+        done = shell.run(block.text)
+        said = done.stdout + done.stderr
+
+        assert done.returncode == 0, f"{block.text}\nexit {done.returncode}:\n{said}"
+        assert block.argument.lower() in said.lower(), f"{block.text}\ndid not print {block.argument!r}:\n{said}"
+
+
+def test_links_lead_to_files() -> None:
+    """Every relative link of the README and of docs/ points to something that is there."""
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}, which does not exist"
