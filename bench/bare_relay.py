@@ -1,11 +1,14 @@
 """The yardstick: a relay of a few lines with aiohttp on both sides, on uvloop, without keys, limits, queue or accounts.
 
+Every answer is streamed: a relay that knows nothing of its engines cannot tell which one will be long.
+
 python -m bench.bare_relay --port P --engine-port E
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 
 import uvloop
 from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
@@ -20,8 +23,6 @@ async def relay(request: web.Request) -> web.StreamResponse:
     headers = {name: value for name, value in request.headers.items() if name.lower() not in DROPPED}
     async with request.app[SESSION].request(request.method, request.rel_url, data=body, headers=headers) as answer:
         kept = {name: value for name, value in answer.headers.items() if name.lower() not in DROPPED}
-        if answer.content_length is not None:
-            return web.Response(status=answer.status, headers=kept, body=await answer.read())
         response = web.StreamResponse(status=answer.status, headers=kept)
         await response.prepare(request)
         async for data in answer.content.iter_any():
@@ -34,6 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--engine-port", type=int, required=True)
+    parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio")
     options = parser.parse_args()
 
     async def session(app: web.Application):  # type: ignore[no-untyped-def]
@@ -45,7 +47,8 @@ def main() -> None:
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     app.cleanup_ctx.append(session)
     app.router.add_route("*", "/{path:.*}", relay)
-    web.run_app(app, host="127.0.0.1", port=options.port, print=None, access_log=None, loop=uvloop.new_event_loop())
+    loop = uvloop.new_event_loop() if options.loop == "uvloop" else asyncio.new_event_loop()
+    web.run_app(app, host="127.0.0.1", port=options.port, print=None, access_log=None, loop=loop)
 
 
 if __name__ == "__main__":

@@ -380,7 +380,7 @@ class Fake:
         dialect = self.knobs["rerank"]
         if dialect == "n":
             return self.reply(client, 501, {"error": {"message": "This server does not support reranking", "type": "not_supported_error"}})
-        if dialect == "j" and path != "/v1/rerank" or dialect == "t" and path != "/rerank":
+        if (dialect == "j" and path != "/v1/rerank") or (dialect == "t" and path != "/rerank"):
             return self.reply(client, 404, {"error": {"message": f"no such route: {path}"}})
         texts = wanted.get("documents" if dialect == "j" else "texts")
         if not isinstance(texts, list) or (dialect == "t" and not all(isinstance(text, str) for text in texts)):

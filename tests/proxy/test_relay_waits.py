@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import pytest
@@ -363,9 +364,11 @@ def test_the_control_plane_is_relayed_over_its_socket_under_its_own_keys(tmp_pat
     heads: list[bytes] = []
 
     async def control(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while head := await reader.readuntil(b"\r\n\r\n"):
-            heads.append(head)
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nctrl")
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                heads.append(head)
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nctrl")
+        writer.close()
 
     async def main() -> None:
         server = await asyncio.start_unix_server(control, path)
@@ -380,6 +383,7 @@ def test_the_control_plane_is_relayed_over_its_socket_under_its_own_keys(tmp_pat
             assert world.stats["reused"] == 1
             assert not world.admissions.tickets
         server.close()
+        await asyncio.sleep(0.01)
 
     on_uvloop(main)
 

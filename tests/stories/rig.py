@@ -58,15 +58,27 @@ class Fake:
 
     def entry(self, name: str, rig: Rig) -> dict[str, Any]:
         knobs = {"model": name, "journal": str(rig.journal_path), "claims": str(rig.claims), "budget": str(rig.budget_mib), **self.knobs}
-        command: Sequence[str] = [sys.executable, "-S", "-E", str(FE), "--port", "${PORT}", *(f"{key}={value}" for key, value in knobs.items())]
+        command: Sequence[str] = [
+            sys.executable,
+            "-S",
+            "-E",
+            str(FE),
+            "--port",
+            "${PORT}",
+            *(f"{key}={value}" for key, value in knobs.items()),
+        ]
         if self.wrap is not None:
             command = self.wrap(command)
         return {"cmd": list(command), "memory": f"{knobs['vram']}MiB", "device": DEVICE, **self.config}
 
 
-def fake(vram: int = 1000, *, config: Mapping[str, Any] | None = None, wrap: Callable[[Sequence[str]], Sequence[str]] | None = None, **knobs: Any) -> Fake:
+def fake(
+    vram: int = 1000, *, config: Mapping[str, Any] | None = None, wrap: Callable[[Sequence[str]], Sequence[str]] | None = None, **knobs: Any
+) -> Fake:
     """A fake model.  `knobs` are those of tests/fakes/fe.py; `start_2__ready_after=0.5` is `start.2.ready_after=0.5`."""
-    named = {re.sub(r"^start_([\d_]+)__", lambda found: f"start.{found[1].replace('_', '-')}.", key): str(value) for key, value in knobs.items()}
+    named = {
+        re.sub(r"^start_([\d_]+)__", lambda found: f"start.{found[1].replace('_', '-')}.", key): str(value) for key, value in knobs.items()
+    }
     return Fake({"vram": str(vram), **named}, dict(config or {}), wrap)
 
 
@@ -128,9 +140,15 @@ class Reply:
         if self.done:
             return ""
         if self.status >= 400 and self.complete:
-            return "" if self.error.get("message") and "code" in self.error else f"{self.status} without an OpenAI error: {self.body[:200]!r}"
+            return (
+                "" if self.error.get("message") and "code" in self.error else f"{self.status} without an OpenAI error: {self.body[:200]!r}"
+            )
         if self.is_stream:
-            return "" if self.error and not self.complete else f"a stream ended without [DONE] or error event (clean={self.complete}): {self.data[-2:]}"
+            return (
+                ""
+                if self.error and not self.complete
+                else f"a stream ended without [DONE] or error event (clean={self.complete}): {self.data[-2:]}"
+            )
         return "" if may_abort and not self.complete else f"a body of status {self.status} was cut after {len(self.body)} bytes"
 
 
@@ -186,9 +204,11 @@ class Exchange:
                 return False
         elif "content-length" in headers:
             left = int(headers["content-length"]) - len(self.reply.body)
-            piece = await self.reader.readexactly(min(left, READ_BYTES))
-            self.reply.complete = left <= READ_BYTES
+            piece = await self.reader.read(min(left, READ_BYTES)) if left else b""
+            if left and not piece:
+                raise ConnectionResetError(f"{left} bytes are missing")
             self._take(piece)
+            self.reply.complete = len(piece) == left
             return not self.reply.complete
         else:
             piece = await self.reader.read(READ_BYTES)
@@ -250,7 +270,8 @@ class Poller(threading.Thread):
 
     def end(self) -> None:
         self._stop_asked.set()
-        self.join(10)
+        if self.ident is not None:
+            self.join(10)
 
 
 # ------------------------------------------------------------------------------------------------------------- the rig
@@ -360,6 +381,15 @@ class Rig:
         assert self._server is not None
         return self._server.pid
 
+    @property
+    def exit_code(self) -> int | None:
+        return None if self._server is None else self._server.returncode
+
+    async def force_down(self) -> None:
+        """End everything without a check, for stories that end the server themselves."""
+        self._polls.end()
+        await self._force_down()
+
     def reload(self) -> None:
         os.kill(self.pid, signal.SIGHUP)
 
@@ -401,13 +431,20 @@ class Rig:
         """The standing oracles over what was seen so far."""
         claims = self.journal(event="claim")
         assert [line for line in claims if line["total_mib"] > self.budget_mib] == [], "O1: engines claimed more than the budget"
-        booked = [(at, device) for at, status in self.seen for device in status["devices"] if device["reserved_mib"] > device["capacity_mib"]]
+        booked = [
+            (at, device) for at, status in self.seen for device in status["devices"] if device["reserved_mib"] > device["capacity_mib"]
+        ]
         assert booked == [], "O1: the book was over its capacity"
         assert [fault for reply in self.replies if (fault := reply.fault(self.may_abort))] == [], "O2"
         assert [line for line in claims if line["twins"]] == [], "O3: two engines of one model at once"
         ports = {self.port, *(line["port"] for line in self.journal(event="start"))}
         assert [port for port in ports if is_open(port)] == [], "O4: open ports"
-        left = [str(path) for folder in (self.tmp_dir, self.state_dir) for path in folder.rglob("*") if folder == self.tmp_dir or path.is_socket()]
+        left = [
+            str(path)
+            for folder in (self.tmp_dir, self.state_dir)
+            for path in folder.rglob("*")
+            if folder == self.tmp_dir or path.is_socket()
+        ]
         assert left == [], "O4: temporary files or sockets"
         assert self._faults == [], "O6"
         self.check_latency()
@@ -463,7 +500,9 @@ class Rig:
         await writer.drain()
         return Exchange(self, reader, writer, asked_at)
 
-    async def ask(self, model: str, *, stream: bool = False, path: str = "/v1/chat/completions", fe: Mapping[str, Any] | None = None, **more: Any) -> Exchange:
+    async def ask(
+        self, model: str, *, stream: bool = False, path: str = "/v1/chat/completions", fe: Mapping[str, Any] | None = None, **more: Any
+    ) -> Exchange:
         """Send a request for a model and do not wait.  `fe` are knobs of the fake for this request alone."""
         value: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": "good evening"}], **more}
         if stream:

@@ -44,9 +44,9 @@ async def test_in_strict_mode_it_refuses_to_start_and_names_each_line(tmp_path: 
     lines = rig.config_path.read_text().splitlines()
     with pytest.raises(AssertionError, match="ended at once"):
         await rig.start_server()
-    await rig._force_down()
+    await rig.force_down()
 
-    assert rig._server is not None and rig._server.returncode not in (0, None)
+    assert rig.exit_code not in (0, None)
     output = "".join(rig.output)
     for name, key in (("empty", '"empty"'), ("typo", '"modle"')):
         number = next(index for index, line in enumerate(lines, start=1) if key in line)
@@ -73,3 +73,20 @@ async def test_a_stranger_on_the_engines_port_is_never_taken_for_the_engine(tmp_
     finally:
         stranger.terminate()
         await stranger.wait()
+
+
+async def test_what_was_missing_may_appear_while_others_are_served(tmp_path: Path) -> None:
+    """A program that is not there yet: 503 by name; once it is there the next request starts it, and nobody else notices."""
+    program = tmp_path / "late-engine"
+    late = fake(wrap=lambda command: [str(program), *command])
+    async with Rig(tmp_path, {"good": fake(), "late": late}) as rig:
+        await rig.warm("good")
+        before = await rig.chat("late")
+        program.write_text('#!/bin/sh\nexec "$@"\n')
+        program.chmod(0o755)
+        after = await rig.chat("late")
+
+        assert (before.status, before.error["code"]) == (503, "misconfigured")
+        assert str(program) in before.error["message"]
+        assert after.status == 200
+        assert (rig.starts("good"), rig.journal("good", "term")) == (1, [])

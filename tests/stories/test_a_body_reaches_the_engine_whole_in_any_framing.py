@@ -24,8 +24,12 @@ def memory_peak_kib(pid: int) -> int:
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")))
 
 
+def forget_peak(pid: int) -> None:
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
 async def test_a_chunked_body_arrives_with_one_framing_and_every_byte(tmp_path: Path) -> None:
-    """Three pieces with pauses, the model's name in the last: engines that want a length, and ones that want exactly one framing, are served."""
+    """In three pieces with the model's name in the last: engines that want a length, or exactly one framing, are served."""
     models = {"length": fake(needs="content-length"), "strict": fake(needs="one-framing")}
     async with Rig(tmp_path, models) as rig:
         for name in models:
@@ -83,7 +87,7 @@ async def test_a_large_body_is_not_held_many_times_over(tmp_path: Path) -> None:
         picture = "data:image/png;base64," + "iVBORw0KGgo" * (25 * MIB // 11)
         message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": picture}}]}
         body = json.dumps({"messages": [message], "model": "a"}).encode()
-        Path(f"/proc/{rig.pid}/clear_refs").write_text("5")  # forget the peak so far
+        forget_peak(rig.pid)
         before_kib = memory_peak_kib(rig.pid)
         reply = await (await rig.send("POST", "/v1/chat/completions", body)).rest()
         assert reply.done

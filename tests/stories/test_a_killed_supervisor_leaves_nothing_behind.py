@@ -37,7 +37,7 @@ async def test_a_restart_after_sigkill_finds_the_room_free(tmp_path: Path) -> No
 
 async def test_leftovers_are_ended_even_if_the_watcher_died_too(tmp_path: Path) -> None:
     """Supervisor and watcher gone: the next start ends what they left, before it serves; a stranger on the old port is no obstacle."""
-    model = fake(vram=8000, workers=1, setsid=1, on_term="ignore")
+    model = fake(vram=8000, workers=1, setsid=1, on_term="ignore", config={"unloadTimeout": "0.5s"})
     async with Rig(tmp_path, {"a": model, "b": fake(vram=8000)}) as rig:
         await rig.warm("a")
         os.kill(watcher_of(rig.pid), signal.SIGKILL)

@@ -5,16 +5,16 @@ from pathlib import Path
 
 from .rig import Rig, fake
 
-TTL_S = 0.7
+TTL_S = 0.6
 
 
 async def test_a_busy_or_loading_model_is_not_idle(tmp_path: Path) -> None:
     """Load and answers longer than the ttl, a pause shorter than it, a silent stream: one start, and it leaves a ttl after the last end."""
-    model = fake(ready_after=1, stream="12x0.1", config={"ttl": f"{TTL_S}s"})
+    model = fake(ready_after=0.8, stream="9x0.1", config={"ttl": f"{TTL_S}s"})
     async with Rig(tmp_path, {"a": model}) as rig:
         first = await rig.chat("a", stream=True)
         await asyncio.sleep(TTL_S * 0.5)  # the pause is the story, not a wait for something
-        second = await rig.chat("a", stream=True, fe={"stream": "2x1.2"})
+        second = await rig.chat("a", stream=True, fe={"stream": "2x0.9"})
         left = await rig.wait_journal("a", "term")
         await rig.wait_state("a", "stopped")
 

@@ -15,7 +15,11 @@ from greenroom.engines import gguf
 from greenroom.engines.gguf import Header
 
 MIB = 1 << 20
-PROCESS_MIB = 36  # an idle server on the CPU: libraries, threads, HTTP; 27 MiB measured at start, 34 after traffic
+PROCESS_MIB = (
+    44  # a server on the CPU without weights: libraries, threads, HTTP, request bodies; 28 MiB measured at start, 36 to 41 after traffic
+)
+MARGIN = 1.03
+PROMPT_CACHE_LIMIT = 0.75  # of the RAM counted for kept prompts: the server adds a prompt before it drops the oldest
 GPU_CONTEXT_MIB = {"nvidia": 480, "amd": 400}  # runtime, kernels and scratch on the device, before any weight
 GPU_CONTEXT_OTHER_MIB = 256
 GPU_PROCESS_HOST_MIB = 512  # what such a process holds in host RAM (driver, pinned staging buffers)
@@ -100,14 +104,14 @@ def on_host(files: Files, options: Options, cpu_flags: frozenset[str]) -> Need:
     compute = compute_bytes(main, options, logits=False) + (compute_bytes(draft[0], options, logits=False) if draft else 0)
     outputs = output_bytes(main, options)
     cache = prompt_cache_mib(main, options)
-    total = _mib(mapped + copies + kv + compute + outputs) + cache + PROCESS_MIB
+    total = math.ceil((_mib(mapped + copies + kv + compute + outputs) + cache + PROCESS_MIB) * MARGIN)
     return Need(
         device_mib=total,
         host_mib=0,
         weights_mib=_mib(mapped + copies),
         kv_mib=_mib(kv),
         compute_mib=_mib(compute + outputs),
-        other_mib=cache + PROCESS_MIB,
+        other_mib=total - _mib(mapped + copies) - _mib(kv) - _mib(compute + outputs),
     )
 
 
@@ -225,6 +229,11 @@ def prompt_cache_mib(header: Header, options: Options) -> int:
     if options.cache_ram_mib < 0:
         return CACHE_RAM_DEFAULT_MIB if one_context else 0
     return options.cache_ram_mib if one_context else 0
+
+
+def prompt_cache_limit_mib(header: Header, options: Options) -> int:
+    """What to tell a server in host RAM as its limit for kept prompts; 0 keeps none (an encoder has nothing to keep)."""
+    return math.floor(prompt_cache_mib(header, options) * PROMPT_CACHE_LIMIT)
 
 
 def offloaded_share(header: Header, options: Options) -> float:

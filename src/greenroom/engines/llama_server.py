@@ -70,7 +70,7 @@ class LlamaServer(Generic):
             env |= {"LLAMA_ARG_DEVICE": "none", "VK_LOADER_DRIVERS_DISABLE": "*"}
         # Its cache of old prompts would grow to 8 GiB beside the book.
         if self.options().cache_ram_mib is None and (files := self._headers) is not None:
-            env["LLAMA_ARG_CACHE_RAM"] = str(memory.prompt_cache_mib(files.model[0], self.options()))
+            env["LLAMA_ARG_CACHE_RAM"] = str(memory.prompt_cache_limit_mib(files.model[0], self.options()))
         return env
 
     def pinned_devices(self) -> tuple[str, ...]:

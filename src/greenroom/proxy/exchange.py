@@ -65,10 +65,18 @@ class Record(NamedTuple):
 
 UPGRADE_DROPPED: Final = DROPPED
 KEYS_DROPPED: Final = DROPPED | STRIPPED
+_INFERENCE: Final = Kind.INFERENCE
+_ASKING: Final = Phase.ASKING
+_WAITING: Final = Phase.WAITING
+_CONNECTING: Final = Phase.CONNECTING
+_SENT: Final = Phase.SENT
+_TUNNEL: Final = Phase.TUNNEL
+_OVER: Final = Phase.OVER
+_OK: Final = Outcome.OK
 _SSE_HEAD: Final = (b"Content-Type: text/event-stream\r\n", b"Cache-Control: no-cache\r\n", b"X-Accel-Buffering: no\r\n")
 _CHUNKED_LINE: Final = b"Transfer-Encoding: chunked\r\n"
 _CLOSE_LINE: Final = b"Connection: close\r\n"
-_MODEL_LINES_MAX: Final = 4096
+_REMEMBERED_MAX: Final = 4096
 _model_lines: dict[tuple[str, str], bytes] = {}
 
 
@@ -76,10 +84,25 @@ def _start_lines(model: str, start: str) -> bytes:
     key = (model, start)
     lines = _model_lines.get(key)
     if lines is None:
-        if len(_model_lines) >= _MODEL_LINES_MAX:
+        if len(_model_lines) >= _REMEMBERED_MAX:
             _model_lines.clear()
         lines = _model_lines[key] = b"X-Greenroom-Model: %b\r\nX-Greenroom-Start: %b\r\n" % (safe_value(model), safe_value(start))
     return lines
+
+
+_paths: dict[bytes, str] = {}
+
+
+def path_text(target: bytes) -> str:
+    """A raw target without its query (which may hold secrets), for people."""
+    text = _paths.get(target)
+    if text is None:
+        text = target.partition(b"?")[0].decode("latin-1")
+        if len(_paths) >= _REMEMBERED_MAX:
+            _paths.clear()
+        if len(target) <= 256:
+            _paths[target] = text
+    return text
 
 
 class Exchange:
@@ -203,7 +226,7 @@ class Exchange:
         if self.spool is not None:
             return True
         route = self.route
-        if route is not None and route.kind is Kind.INFERENCE:
+        if route is not None and route.kind is _INFERENCE:
             if not self.holds_form:
                 return False
             return self.content_type[:1] in b"mM" or (self.body or data).lstrip(b" \t\r\n")[:1] != b"{"
@@ -249,10 +272,13 @@ class Exchange:
             return
         assert self.route is not None
         try:
-            if self.route.redirect is not None:
-                self.redirect(self.route.redirect)
+            route = self.route
+            if route.redirect is not None:
+                self.redirect(route.redirect)
+            elif route.kind is _INFERENCE:
+                self._start_inference()
             else:
-                _STARTS[self.route.kind](self)
+                _STARTS[route.kind](self)
         except bodies.BadBody as exc:
             self.refuse(exc.refusal)
 
@@ -291,18 +317,18 @@ class Exchange:
         if not route.may_start and not plane.admissions.is_ready(model_id):
             self.refuse(errors.not_ready(model_id))
             return
-        if route.kind is Kind.INFERENCE and self.size:
+        if route.kind is _INFERENCE and self.size:
             self._rewrite(route, model, asked)
         self.asked_at = self.client.loop.time()
-        if self.stream and model.keepalive and self.http11 and route.kind is Kind.INFERENCE and self.method == b"POST":
+        if self.stream and model.keepalive and self.http11 and route.kind is _INFERENCE and self.method == b"POST":
             self.comment_at = self.asked_at + self.client.server.limits.keepalive_after_s
-        self.phase = Phase.ASKING
-        path = route.path.decode("latin-1")
+        self.phase = _ASKING
+        path = path_text(route.path)
         client = self.key_name or self.client.peer
         self.ticket = plane.admissions.ask(Wish(model_id, asked, path, client, deadline_s=self.deadline_s), self)
-        if self.phase is Phase.ASKING:
-            self.phase = Phase.WAITING
-        elif self.phase is Phase.CONNECTING:
+        if self.phase is _ASKING:
+            self.phase = _WAITING
+        elif self.phase is _CONNECTING:
             self._connect()
 
     def _rewrite(self, route: Route, model: ModelRoute, asked: str) -> None:
@@ -375,7 +401,7 @@ class Exchange:
             self.refuse(Refusal(503, "no_control", "The control plane is not running here; ask the operator for its address."))
             return
         self.key = Key(path, 0, 0)
-        self.phase = Phase.CONNECTING
+        self.phase = _CONNECTING
         self._connect()
 
     # ----------------------------------------------------------------------------------------------- the scheduler's word
@@ -383,7 +409,7 @@ class Exchange:
     def admitted(self, grant: Grant) -> None:
         """Waiter: send it there."""
         was = self.phase
-        if was is Phase.OVER:  # the client left while this word was under way
+        if was is _OVER:  # the client left while this word was under way
             assert self.ticket is not None
             self.ticket.finish(Outcome.CLIENT_GONE, 0, 0, None)
             return
@@ -391,22 +417,22 @@ class Exchange:
         self.key = Key(grant.host, grant.port, grant.generation)
         self.admitted_at = self.client.loop.time()
         self.comment_at = inf
-        self.phase = Phase.CONNECTING
-        if was is not Phase.ASKING:
+        self.phase = _CONNECTING
+        if was is not _ASKING:
             self._guarded(self._connect)
 
     def refused(self, refusal: Refusal) -> None:
         """Waiter: not now, or never."""
-        if self.phase is Phase.OVER:
+        if self.phase is _OVER:
             return
         self.ticket = None
         self._guarded(lambda: self.refuse(refusal))
 
     def cut(self, code: str, message: str) -> None:
         """Waiter: end it with an error now."""
-        if self.phase is Phase.OVER:
+        if self.phase is _OVER:
             return
-        if self.phase is Phase.TUNNEL:
+        if self.phase is _TUNNEL:
             tunnel = self.client.tunnel
             assert tunnel is not None
             tunnel.cut(message)
@@ -424,7 +450,7 @@ class Exchange:
 
     def failed(self) -> None:
         """A fault of ours: 500 when that can still be said."""
-        if self.phase is not Phase.OVER:
+        if self.phase is not _OVER:
             refusal = Refusal(500, "internal", "Relaying failed for a reason that is greenroom's own fault; its log says more.")
             self._fail(refusal, Outcome.ENGINE_BROKE)
 
@@ -441,7 +467,7 @@ class Exchange:
             self._send(upstream)
 
     def _send(self, upstream: Upstream) -> None:
-        self.phase = Phase.SENT
+        self.phase = _SENT
         self.upstream = upstream
         grant = self.grant
         body, size = self._outgoing()
@@ -476,7 +502,7 @@ class Exchange:
 
     def connected(self, upstream: Upstream) -> None:
         """Sink: the connection asked for is open."""
-        if self.phase is not Phase.CONNECTING:
+        if self.phase is not _CONNECTING:
             upstream.abandon()
         elif upstream.closed:
             self.unreachable("it closed the connection at once")
@@ -485,7 +511,7 @@ class Exchange:
 
     def unreachable(self, why: str) -> None:
         """Sink: no connection could be opened."""
-        if self.phase is Phase.CONNECTING:
+        if self.phase is _CONNECTING:
             self._guarded(lambda: self._lost(why))
 
     def silent(self, upstream: Upstream, why: str) -> None:
@@ -494,7 +520,7 @@ class Exchange:
         if upstream.reused and not self.retried:
             self.retried = True
             self.client.server.stats.retried += 1
-            self.phase = Phase.CONNECTING
+            self.phase = _CONNECTING
             self._guarded(self._connect)
         else:
             self._guarded(lambda: self._lost(why))
@@ -504,7 +530,7 @@ class Exchange:
             self._fail(Refusal(502, "no_answer", f"The control plane does not answer: {why}."), Outcome.ENGINE_BROKE)
             return
         self.client.server.stats.returned += 1
-        self.phase = Phase.WAITING
+        self.phase = _WAITING
         self.retried = False
         self.grant = self.key = None
         self.ticket.lost(why)
@@ -641,13 +667,13 @@ class Exchange:
 
     def completed(self) -> None:
         """Sink: the answer is complete."""
-        if self.phase is Phase.OVER:
+        if self.phase is _OVER:
             return
         self.upstream = None
         if self.collected is not None:
             self._guarded(self._tell_collected_error if self.early else self._translate)
             return
-        self._end(Outcome.OK)
+        self._end(_OK)
 
     def _translate(self) -> None:
         assert self.plan is not None
@@ -657,7 +683,7 @@ class Exchange:
             self.source = other.body
             self.collected = None
             self.status = 0
-            self.phase = Phase.CONNECTING
+            self.phase = _CONNECTING
             self._connect()
             return
         status, body = self.plan.answer(self.status, bytes(self.collected or b""))
@@ -666,7 +692,7 @@ class Exchange:
 
     def broke(self, why: str) -> None:
         """Sink: the answer broke off, or was no HTTP."""
-        if self.phase is Phase.OVER:
+        if self.phase is _OVER:
             return
         self.upstream = None
         self.client.server.stats.engine_broke += 1
@@ -679,7 +705,7 @@ class Exchange:
         self._guarded(lambda: self._open_tunnel(upstream, early))
 
     def _open_tunnel(self, upstream: Upstream, early: bytes) -> None:
-        self.phase = Phase.TUNNEL
+        self.phase = _TUNNEL
         self.upstream = None
         self.status = 101
         self.first_byte_s = self.client.loop.time() - self.admitted_at
@@ -693,9 +719,9 @@ class Exchange:
         """Called by the sweep while this exchange is the client's active one."""
         if self.heard:
             self.heard = False
-            if self.ticket is not None and self.phase in (Phase.SENT, Phase.TUNNEL):
+            if self.ticket is not None and self.phase in (_SENT, _TUNNEL):
                 self.ticket.alive()
-        if now >= self.comment_at and self.phase is Phase.WAITING:
+        if now >= self.comment_at and self.phase is _WAITING:
             self._comment(now)
 
     def _comment(self, now: float) -> None:
@@ -720,7 +746,7 @@ class Exchange:
 
     def probe(self) -> bytes | None:
         """Bytes that tell a half-closed client from one that left, and that a client does not see; None: not now."""
-        if self.phase is Phase.TUNNEL or not self.http11:
+        if self.phase is _TUNNEL or not self.http11:
             return None
         if not self.early and (self.pending is not None or not self.status):
             return CONTINUE
@@ -752,11 +778,11 @@ class Exchange:
         """A complete answer of our own."""
         self.status = status
         self.client.transport.write(answer)
-        self._end(Outcome.OK)
+        self._end(_OK)
 
     def _fail(self, refusal: Refusal, outcome: Outcome | None) -> None:
         """Tell the client as well as its state allows; never a clean end once a head is out.  `outcome` None: refused."""
-        if self.phase is Phase.OVER:
+        if self.phase is _OVER:
             return
         client = self.client
         if self.early or (self.status and self.pending is None and self.collected is None):
@@ -784,7 +810,7 @@ class Exchange:
 
     def gone(self) -> None:
         """The client left."""
-        if self.phase is Phase.OVER:
+        if self.phase is _OVER:
             return
         self.client.server.stats.client_gone += 1
         self._end(Outcome.CLIENT_GONE)
@@ -795,9 +821,11 @@ class Exchange:
 
     def _end(self, outcome: Outcome | None) -> None:
         """The one end.  `outcome` None: refused, or left before an admission."""
-        was, self.phase = self.phase, Phase.OVER
-        self._drop_upstream()
-        self._forget_body()
+        was, self.phase = self.phase, _OVER
+        if self.upstream is not None:
+            self._drop_upstream()
+        if self.size:
+            self._forget_body()
         client = self.client
         server = client.server
         server.stats.finished += 1
@@ -806,9 +834,9 @@ class Exchange:
         ticket = self.ticket
         if ticket is None:
             pass
-        elif was in (Phase.CONNECTING, Phase.SENT, Phase.TUNNEL):
-            ticket.finish(outcome or Outcome.OK, self.status, self.bytes_out, self.first_byte_s)
-        elif was is Phase.WAITING:
+        elif was in (_CONNECTING, _SENT, _TUNNEL):
+            ticket.finish(outcome or _OK, self.status, self.bytes_out, self.first_byte_s)
+        elif was is _WAITING:
             ticket.cancel()
         server.report(self, "refused" if outcome is None else outcome.value)
         client.finished(self)
@@ -819,7 +847,7 @@ class Exchange:
             self.model.id if self.model is not None else "",
             route.kind.value if route is not None else "",
             self.method.decode("ascii"),
-            route.path.partition(b"?")[0].decode("latin-1") if route is not None else "",
+            path_text(route.path) if route is not None else "",
             self.key_name or self.client.peer,
             self.status,
             outcome,

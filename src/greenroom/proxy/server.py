@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 BACKLOG: Final = 1024
 TCP_CLOSED: Final = 7  # tcp_info.tcpi_state
 DISCARDED_MAX: Final = 4 * MIB  # of input after the last request; then reading stops
-_OPEN_KINDS: Final = frozenset({Kind.HEALTH, Kind.READY, Kind.PREFLIGHT})  # no key is asked for
+_OPEN_KINDS: Final = (Kind.HEALTH, Kind.READY, Kind.PREFLIGHT)  # no key is asked for
 
 
 class Hooks(Protocol):
@@ -442,7 +442,7 @@ class Client(asyncio.Protocol):
         if exchange.origin and kind is Kind.UPSTREAM and is_preflight(exchange.method, exchange.headers):
             exchange.route = Route(Kind.PREFLIGHT, found.path)
             return None, False
-        if kind not in _OPEN_KINDS:
+        if kind is _INFERENCE or kind not in _OPEN_KINDS:
             keys = plane.control_keys if found.control and plane.control_keys is not None else plane.keys
             if keys.required:
                 name = self._judge_key(keys, exchange)
@@ -562,7 +562,8 @@ class Client(asyncio.Protocol):
         try:
             while self.active is None and self.queue and not self._closing:
                 exchange = self.active = self.queue.popleft()
-                self.deadline = inf
+                if not self.write_paused:
+                    self.deadline = inf
                 try:
                     exchange.start()
                 except Exception:
@@ -734,6 +735,7 @@ class Client(asyncio.Protocol):
                 self.transport.write(probe)
 
 
+_INFERENCE: Final = Kind.INFERENCE
 _HOST: Final = int(Mark.HOST)
 _CONNECTION: Final = int(Mark.CONNECTION)
 _TRANSFER_ENCODING: Final = int(Mark.TRANSFER_ENCODING)

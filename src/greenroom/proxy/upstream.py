@@ -436,8 +436,6 @@ class Pool:
         idle = self._idle.get(key)
         while idle:
             upstream = idle.pop()
-            if not idle:
-                del self._idle[key]
             if not upstream.closed and not upstream.transport.is_closing():
                 upstream.reused = True
                 self.stats.reused += 1
@@ -445,7 +443,9 @@ class Pool:
         return None
 
     def put(self, upstream: Upstream) -> None:
-        idle = self._idle.setdefault(upstream.key, [])
+        idle = self._idle.get(upstream.key)
+        if idle is None:
+            idle = self._idle[upstream.key] = []
         if len(idle) >= self.limits.pool_per_engine_max:
             idle.pop(0).abandon()
         upstream.idle_until = self.loop.time() + upstream.idle_s
@@ -486,14 +486,14 @@ class Pool:
         idle = self._idle.get(upstream.key)
         if idle and upstream in idle:
             idle.remove(upstream)
-            if not idle:
-                del self._idle[upstream.key]
 
     def sweep(self, now: float) -> None:
         """Close what was idle for too long."""
         old = [upstream for idle in self._idle.values() for upstream in idle if now >= upstream.idle_until]
         for upstream in old:
             upstream.abandon()
+        for key in [key for key, idle in self._idle.items() if not idle]:
+            del self._idle[key]
 
     def idle_count(self) -> int:
         return sum(map(len, self._idle.values()))

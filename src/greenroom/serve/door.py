@@ -128,7 +128,7 @@ class Door:
             visit.refused(refusal)
             return visit
         priority = Priority.BATCH if wish.batch else None
-        shell.ask(request, visit, RequestArrived(now, request, wish.model, priority, wish.deadline_s, wish.client))
+        shell.ask(request, visit, RequestArrived(shell.clock(), request, wish.model, priority, wish.deadline_s, wish.client))
         return visit
 
     def is_ready(self, model: str) -> bool:

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from greenroom.core.facts import (
@@ -92,6 +93,7 @@ class Shell:
         self.tellers: list[Callable[[Tell], None]] = []
         self._inbox: deque[Event] = deque()
         self._handling = False
+        self._latest_at = clock()  # the moment of the latest event handled
         self._recovering = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -152,6 +154,10 @@ class Shell:
     def _handle(self, event: Event) -> None:
         if self._recovering:
             return
+        # A word may be a moment older than what was handled while it was on its way; the book's time never runs backwards.
+        if event.at < self._latest_at:
+            event = replace(event, at=self._latest_at)
+        self._latest_at = event.at
         try:
             actions = self.scheduler.handle(event)
         except Exception:  # a broken invariant: never go on with a false book

@@ -1,0 +1,64 @@
+"""B25: GPU memory comes back seconds after the process has gone."""
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from .card import Card, Slot
+from .rig import Rig, fake
+
+CARD = (Slot(0, "GPU-aaa", 10_000),)
+CONFIG: dict[str, Any] = {"devices": {"gpu0": {"headroom": "0MiB"}}, "scheduling": {"room_wait_s": 1.5}}
+ON_CARD = {"device": "gpu0"}
+
+
+def two_models() -> dict[str, Any]:
+    return {"a": fake(vram=9000, ready_after=0.1, config=ON_CARD), "b": fake(vram=9000, ready_after=0.1, config=ON_CARD)}
+
+
+async def swap(rig: Rig) -> float:
+    """Seconds from the end of a's engine to the start of b's."""
+    await rig.warm("a")
+    assert (await rig.chat("b")).done
+    assert (rig.starts("a"), rig.starts("b")) == (1, 1)
+    return float(rig.journal("b", "start")[0]["at"] - rig.journal("a", "exit")[0]["at"])
+
+
+async def test_the_next_engine_starts_when_the_memory_is_back(tmp_path: Path) -> None:
+    """The driver shows it as used for 0.8 s more: so long is waited, and not much longer."""
+    card = Card(tmp_path, CARD, lag_s=0.8)
+    async with card.rig(two_models(), config=CONFIG) as rig:
+        waited_s = await swap(rig)
+    assert 0.8 <= waited_s < 1.6
+    assert card.over == []
+
+
+async def test_nothing_is_waited_for_when_the_memory_is_back_at_once(tmp_path: Path) -> None:
+    """No fixed pause between an end and the next start."""
+    card = Card(tmp_path, CARD)
+    async with card.rig(two_models(), config=CONFIG) as rig:
+        waited_s = await swap(rig)
+    assert waited_s < 0.3
+    assert card.over == []
+
+
+async def test_memory_taken_by_another_program_is_told_by_pid_and_size(tmp_path: Path) -> None:
+    """Somebody takes 6000 MiB the moment a has left: after a bounded wait 503 says what b needs, what is free and who holds it."""
+    card = Card(tmp_path, CARD, foreign_on_exit={4242: (0, 6000)})
+    async with card.rig(two_models(), config=CONFIG) as rig:
+        await rig.warm("a")
+        asked_at = time.monotonic()
+        reply = await rig.chat("b")
+        took_s = time.monotonic() - asked_at
+        said = reply.error["message"].replace(",", "")
+        assert (reply.status, rig.starts("b")) == (503, 0)
+        assert int(reply.headers["retry-after"]) >= 1
+        assert 1.5 <= took_s < 6
+        assert "4242" in said
+        assert {9000, 4000} <= {int(number) for number in re.findall(r"\d+", said)}
+        # It goes, and b is served as if nothing had been.
+        card.foreign_on_exit.clear()
+        card.foreign.clear()
+        assert (await rig.chat("b")).done
+        assert rig.starts("b") == 1

@@ -1,0 +1,117 @@
+"""The benchmarks' own parts do what their figures rest on; no figure is judged here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from bench import drive, make_traces, traces_run
+from bench.harness import ENGINE, ask, get_status, percentile
+
+from greenroom.config.load import load_config_text
+
+UP_S_MAX = 30.0
+
+
+@contextmanager
+def engine(port: int, work: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A fake engine, ready or gone."""
+    argv = [*ENGINE, "--port", str(port), "--model", "m1", "--ledger", str(work / "ledger"), "--events", str(work / "events"), *options]
+    child = subprocess.Popen(argv, stderr=subprocess.PIPE)
+    try:
+        end = time.monotonic() + UP_S_MAX
+        while child.poll() is None and get_status(port, "/health") != 200:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        yield child
+    finally:
+        child.terminate()
+        child.communicate(timeout=UP_S_MAX)
+
+
+@pytest.mark.parametrize("name", sorted(make_traces.TRACES))
+def test_traces_are_what_their_maker_writes(name: str, tmp_path: Path) -> None:
+    """The files that were measured with are the ones that anybody can make again."""
+    make_traces.write(tmp_path / "trace.csv", make_traces.TRACES[name]())
+
+    assert (make_traces.FOLDER / f"{name}.csv").read_text(encoding="utf-8") == (tmp_path / "trace.csv").read_text(encoding="utf-8")
+
+
+def test_the_fake_device_refuses_what_does_not_fit(free_port: Callable[[], int], tmp_path: Path) -> None:
+    """A second engine of 1,000 MiB on a device of 1,500 ends with an out-of-memory error, as a real one would."""
+    sizes = ("--vram", "1000", "--vram-total", "1500")
+    with engine(free_port(), tmp_path, *sizes), engine(free_port(), tmp_path, *sizes) as second:
+        code = second.wait(UP_S_MAX)
+
+    assert code == 1
+    events = [json.loads(line)["event"] for line in (tmp_path / "events").read_text(encoding="utf-8").splitlines()]
+    assert events.count("oom") == 1
+
+
+def test_a_start_takes_the_time_it_was_given(free_port: Callable[[], int], tmp_path: Path) -> None:
+    """Ready is told at the drawn start time after exec, not before; the same seed draws the same."""
+    drawn = []
+    for run in ("one", "two"):
+        (tmp_path / run).mkdir()
+        with engine(free_port(), tmp_path / run, "--startup", "0.4", "--startup-jitter", "0.2", "--jitter-seed", "3"):
+            pass
+        events = [json.loads(line) for line in (tmp_path / run / "events").read_text(encoding="utf-8").splitlines()]
+        (begun,) = [event for event in events if event["event"] == "exec"]
+        (ready,) = [event for event in events if event["event"] == "ready"]
+        drawn.append(ready["startup_s"])
+        assert ready["at"] - begun["exec_at"] >= ready["startup_s"] - 0.02
+
+    assert drawn[0] == drawn[1]
+    assert 0.2 <= drawn[0] <= 0.6
+
+
+def test_a_replayed_trace_reports_what_clients_saw(free_port: Callable[[], int], tmp_path: Path) -> None:
+    """Streams count as complete with [DONE] only, and chains follow one another."""
+    port = free_port()
+    trace = tmp_path / "small.csv"
+    make_traces.write(
+        trace,
+        [(0, "m1", "embed", 8, 0, "c"), (0, "m1", "rerank", 200, 0, "c"), (0, "m1", "chat", 8, 3, "c"), (0, "m1", "chat_json", 8, 3, "")],
+    )
+    with engine(port, tmp_path):
+        report = drive.run(trace, port, tmp_path / "events")
+
+    assert report.failed == {}
+    assert len(report.latencies()) == 4
+    assert report.starts == 1
+    assert len(report.ready_to_first_request_s) == 1
+    assert len(report.chains()) == 1
+
+
+def test_the_configurations_of_the_traces_load(tmp_path: Path) -> None:
+    """What greenroom is started with is a valid file for every case."""
+    for case in traces_run.CASES:
+        config = load_config_text(traces_run.configuration(case, 1, tmp_path), str(tmp_path / "greenroom.yaml"))
+
+        assert [device.id for device in config.devices] == ["bench0"]
+
+
+def test_percentiles_interpolate() -> None:
+    """Half way between two values is their mean."""
+    assert percentile([1.0, 2.0], 0.5) == 1.5
+    assert percentile([3.0], 0.99) == 3.0
+
+
+def test_the_load_generator_counts_errors(free_port: Callable[[], int], tmp_path: Path) -> None:
+    """It prints one JSON object, and every answer is a 200."""
+    port = free_port()
+    with engine(port, tmp_path):
+        argv = [sys.executable, "-m", "bench.load", "json", f"--port={port}", "--clients=2", "--seconds=0.2"]
+        done = subprocess.run(argv, cwd=Path(__file__).parent.parent, check=True, capture_output=True, text=True, timeout=60)
+        status, _ = ask(port, "/nowhere", {})
+
+    result = json.loads(done.stdout)
+    assert result["errors"] == 0
+    assert result["requests"] >= 2
+    assert status == 404
