@@ -1,8 +1,8 @@
-"""The yardstick: a relay of a few lines with aiohttp on both sides, on uvloop, without keys, limits, queue or accounts.
+"""The yardstick: a relay of a few lines with aiohttp on both sides, without keys, limits, queue or accounts.
+
+    python -m bench.bare_relay --port P --engine-port E [--loop asyncio|uvloop]
 
 Every answer is streamed: a relay that knows nothing of its engines cannot tell which one will be long.
-
-python -m bench.bare_relay --port P --engine-port E
 """
 
 from __future__ import annotations

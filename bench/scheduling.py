@@ -39,7 +39,7 @@ AGAINST_DEFAULT_MAX = 0.6
 AGAINST_SETS_MAX = 1.0
 AGAINST_SEER_MAX = 1.2
 SLEEP_GAIN_MIN = 3.5
-SEER_SEEDS = 5
+SEER_SEEDS = 3
 SEER_HORIZON_S = 400.0  # how far the roll-out plays each choice
 MIXES = ("zipf6 0.2/s", "zipf6 0.5/s", "mixed12 0.1/s", "mixed12 0.4/s", "agents6", "hog")
 RARE_WORST_S_MAX = {"two overloaded, one rare": 45.0, "six overloaded, one rare": 250.0}
@@ -235,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--check", action="store_true", help="exit 1 when a promised figure is missed")
     parser.add_argument("--quick", action="store_true", help="short loads, one seed: does it run?")
-    parser.add_argument("--seeds", type=int, default=10, help="runs per workload (default 10)")
+    parser.add_argument("--seeds", type=int, default=5, help="runs per workload (default 5)")
     parser.add_argument("--only", default="", help="workloads whose name contains this")
     parser.add_argument("--picture", type=Path, default=PICTURE, help="where the SVG goes")
     options = parser.parse_args(argv)

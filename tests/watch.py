@@ -206,6 +206,8 @@ class Watch:
         kept_samples = self.setup.policy.outside_samples
         outside = self.outside.setdefault(sample.device, deque(maxlen=kept_samples))
         outside.append(sample.used_mib - sum(sample.own_mib.values()))
+        if any(sample.device in k.devices and k.state in (State.GOING_TO_SLEEP, State.STOPPING) for k in self.kept.values()):
+            outside.clear()  # what a leaving engine still holds cannot be told from what others hold
         for model, mib in sample.own_mib.items():
             kept = self.kept.get(model)
             if kept and kept.state in (State.READY,) and sample.device in kept.devices:

@@ -399,7 +399,7 @@ class World:
 
     def _next_in_loop(self, request: int, *, refused: bool = False) -> None:
         loop = self.loops.pop(request, None)
-        if loop is not None:
+        if loop is not None and not self.closing:
             model, think_s = loop
             self.later(think_s * self.rng.uniform(0.5, 1.5) + (5.0 if refused else 0.0), self._arrive, model, think_s)
 

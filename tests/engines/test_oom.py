@@ -1,4 +1,8 @@
-"""What an exit meant: one real line for every row of the table, and the choice among many lines."""
+"""What an exit meant: one line for every row of the table, and the choice among many lines.
+
+The llama.cpp lines about files, flags, ports and CPU buffers were captured from the program; most others are written after
+the known wording of their engine and still wait for a captured one.
+"""
 
 from __future__ import annotations
 

@@ -475,5 +475,5 @@ async def a_caller(world: World) -> AsyncIterator[Caller]:
 async def until(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
     """Wait until the loop has made it true."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -17,7 +17,8 @@ async def test_a_stream_whose_engine_was_killed_ends_with_an_error_event(tmp_pat
 
         assert (reply.status, reply.complete, b"[DONE]" in reply.data) == (200, False, False)
         assert len(reply.tokens) >= 3
-        assert reply.error["message"] and reply.error["code"]
+        assert reply.error["message"]
+        assert reply.error["code"]
         again = await rig.chat("a", stream=True, fe={"stream": "3x0.01"})
         assert again.done
         assert rig.starts("a") == 2

@@ -6,16 +6,15 @@ import signal
 import socket
 from pathlib import Path
 
-from .rig import Rig, fake, until
+from .rig import Rig, fake, parent_and_state, until
 
 
 def watcher_of(pid: int) -> int:
     """The supervisor's watcher process: a child of it that runs greenroom's watcher."""
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError):
-            if name.isdigit() and b"greenroom.host.watcher" in Path("/proc", name, "cmdline").read_bytes():
-                if int(Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[1]) == pid:
-                    return int(name)
+            if name.isdigit() and parent_and_state(int(name))[0] == pid and b"host.watcher" in Path("/proc", name, "cmdline").read_bytes():
+                return int(name)
     raise AssertionError(f"{pid} has no watcher")
 
 

@@ -1,11 +1,12 @@
 """B02: a second request slipped through while the first swap was still stopping the old model."""
 
+import itertools
 import random
 from pathlib import Path
 
 from .rig import Rig, fake, together
 
-SEEDS = range(4)
+SEEDS = range(3)
 
 
 async def test_twenty_requests_for_two_models_that_exclude_each_other_all_complete(tmp_path: Path) -> None:
@@ -23,4 +24,4 @@ async def test_twenty_requests_for_two_models_that_exclude_each_other_all_comple
             assert rig.starts("a") - before[0] <= 1, f"seed {seed}"
             assert rig.starts("b") - before[1] <= 1, f"seed {seed}"
         lives = sorted(rig.lives("a") + rig.lives("b"))
-        assert [(before, after) for before, after in zip(lives, lives[1:], strict=False) if after[0] < before[1]] == []
+        assert [(before, after) for before, after in itertools.pairwise(lives) if after[0] < before[1]] == []

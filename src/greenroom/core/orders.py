@@ -133,8 +133,14 @@ def _leave(stage: Stage, entry: Entry) -> bool:
         return False  # nothing may move beside an engine that measures memory, or beside a wake
     if is_open:
         depart(stage, devices, entry, level)
-    send_off(stage, entry, level, entry.retire or ("asked by an operator" if entry.wishes else "idle"))
+    send_off(stage, entry, level, _reason(stage, entry))
     return True
+
+
+def _reason(stage: Stage, entry: Entry) -> str:
+    if stage.shutting_down:
+        return "greenroom is shutting down"
+    return entry.retire or ("asked by an operator" if entry.wishes else "idle")
 
 
 def _profiling(stage: Stage, devices: tuple[str, ...]) -> bool:

@@ -156,7 +156,9 @@ class Scheduler:
             left_s = max(0.1, entry.backoff_until - now)
             text = f"{entry.id} failed {entry.failures} times in a row (last: {entry.last_error}) and is tried again in {span(left_s)}"
             return Refuse(request, 503, "backing_off", text, left_s)
-        if entry.queue.clients >= entry.model.queue_limit:
+        # A cold model takes what a warm one would: its slots are free as soon as it is ready.
+        slots = max(0, entry.model.parallel - (len(entry.instance.in_flight) - len(entry.instance.quiet)))
+        if entry.queue.clients >= entry.model.queue_limit + slots:
             wait_s = expected_wait_s(stage, entry)
             text = f"{entry.queue.clients} requests already wait for {entry.id} (queue_limit {entry.model.queue_limit}); ask again later"
             return Refuse(request, 429, "queue_full", text, max(1.0, wait_s or 1.0))

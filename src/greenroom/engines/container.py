@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 LABEL = "dev.greenroom"
 NAME_CHARS_MAX = 40  # of the readable part
-STOP_COMMAND_S = 10  # after this `run` client and container are ended by force
 
 
 def safe_name(model: str) -> str:
@@ -74,7 +73,7 @@ def wrap(launch: Launch, config: ModelConfig, devices: Sequence[DeviceRef], gene
 
 def stop_argv(runtime: str, name: str, grace_s: float) -> tuple[str, ...]:
     """End a container: TERM, `grace_s` seconds, KILL."""
-    return (runtime, "stop", "--time", str(max(0, round(grace_s))), name)
+    return (runtime, "stop", "-t", str(max(0, round(grace_s))), name)
 
 
 def kill_argv(runtime: str, name: str) -> tuple[str, ...]:

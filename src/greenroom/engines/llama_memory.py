@@ -1,7 +1,7 @@
 """How much memory a llama-server will need: arithmetic on GGUF headers and flags, no file is opened here.
 
-The formulas were fitted to llama.cpp b10434 (what its `-v` log says it allocates, and the measured size of the process
-after traffic); `docs/decisions` has the table.  Everything rounds up: a start that does not fit costs more than a little
+The formulas were fitted to llama.cpp b10434: what its `-v` log says it allocates, and the measured size of the process
+after traffic.  Everything rounds up: a start that does not fit costs more than a little
 memory booked and not used, and a measured size replaces the estimate soon.
 """
 

@@ -10,25 +10,23 @@ import logging
 from collections.abc import Callable
 from enum import IntEnum
 from math import inf
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from . import bodies, errors, listing
 from .admission import Grant, ModelRoute, Refusal, Ticket, Wish
-from .bodies import FormPeek
 from .heads import BODY_METHODS, CONTINUE, DROPPED, LAST_CHUNK, Headers, is_event_stream, request_head, response_head, safe_value, tokens
 from .keys import STRIPPED
 from .limits import KIB, MIB
-from .rerank import RerankPlan
-from .rerank import plan as plan_rerank
-from .spool import Patched, SpoolFile
+from .record import Record, path_text, start_lines
+from .request_body import RequestBody
 from .targets import Kind, Route
 from .tunnel import Tunnel
-from .upstream import CHUNKED, LENGTH, NONE, UNTIL_CLOSE, Body, Key, Upstream
+from .upstream import CHUNKED, LENGTH, NONE, UNTIL_CLOSE, Key, Upstream
 
 if TYPE_CHECKING:
-    from .server import Client
+    from .client import Client
 
 from greenroom.core.facts import Outcome
 
@@ -45,24 +43,6 @@ class Phase(IntEnum):
     OVER = 6
 
 
-class Record(NamedTuple):
-    """What there is to know of a request that ended; passed once to the hooks."""
-
-    model: str  # "" when it named none
-    kind: str
-    method: str
-    path: str  # without query
-    client: str  # key name or address
-    status: int  # told to the client; 0: nothing was
-    outcome: str  # an Outcome, or "refused" when no engine saw it
-    start: str  # hot | wake | cold | ""
-    bytes_in: int
-    bytes_out: int
-    waited_ms: int
-    first_byte_s: float | None  # since the admission
-    took_s: float
-
-
 UPGRADE_DROPPED: Final = DROPPED
 KEYS_DROPPED: Final = DROPPED | STRIPPED
 _INFERENCE: Final = Kind.INFERENCE
@@ -76,58 +56,26 @@ _OK: Final = Outcome.OK
 _SSE_HEAD: Final = (b"Content-Type: text/event-stream\r\n", b"Cache-Control: no-cache\r\n", b"X-Accel-Buffering: no\r\n")
 _CHUNKED_LINE: Final = b"Transfer-Encoding: chunked\r\n"
 _CLOSE_LINE: Final = b"Connection: close\r\n"
-_REMEMBERED_MAX: Final = 4096
-_model_lines: dict[tuple[str, str], bytes] = {}
 
 
-def _start_lines(model: str, start: str) -> bytes:
-    key = (model, start)
-    lines = _model_lines.get(key)
-    if lines is None:
-        if len(_model_lines) >= _REMEMBERED_MAX:
-            _model_lines.clear()
-        lines = _model_lines[key] = b"X-Greenroom-Model: %b\r\nX-Greenroom-Start: %b\r\n" % (safe_value(model), safe_value(start))
-    return lines
-
-
-_paths: dict[bytes, str] = {}
-
-
-def path_text(target: bytes) -> str:
-    """A raw target without its query (which may hold secrets), for people."""
-    text = _paths.get(target)
-    if text is None:
-        text = target.partition(b"?")[0].decode("latin-1")
-        if len(_paths) >= _REMEMBERED_MAX:
-            _paths.clear()
-        if len(target) <= 256:
-            _paths[target] = text
-    return text
-
-
-class Exchange:
+class Exchange(RequestBody):
     """A request and its answer.  Implements `admission.Waiter` and `upstream.Sink`."""
 
     __slots__ = (
         "admitted_at",
         "asked_at",
         "begun_at",
-        "body",
         "bytes_out",
-        "client",
         "collected",
         "collected_max",
         "comment_at",
-        "content_type",
         "deadline_s",
         "early",
         "first_byte_s",
-        "form",
         "framing",
         "grant",
         "headers",
         "heard",
-        "holds_form",
         "http11",
         "is_event_stream",
         "keep",
@@ -140,13 +88,8 @@ class Exchange:
         "origin",
         "pending",
         "phase",
-        "plan",
         "refusal",
         "retried",
-        "route",
-        "size",
-        "source",
-        "spool",
         "status",
         "stream",
         "tail",
@@ -156,30 +99,22 @@ class Exchange:
     )
 
     def __init__(self, client: Client, method: bytes, headers: Headers, route: Route | None, http11: bool) -> None:
-        self.client = client
+        super().__init__(client, route)
         self.method = method
         self.headers = headers
-        self.route = route  # None: the head itself was refused
         self.http11 = http11
         self.keep = False
         self.refusal: Refusal | None = None
         self.phase = Phase.READ
-        self.body: bytes | bytearray = b""
-        self.size = 0  # of the body, as it came
-        self.spool: SpoolFile | None = None
-        self.form: FormPeek | None = None
-        self.holds_form = self.origin = self.upgrade = self.stream = self.early = self.retried = self.is_event_stream = self.heard = False
-        self.content_type = b""
+        self.origin = self.upgrade = self.stream = self.early = self.retried = self.is_event_stream = self.heard = False
         self.deadline_s: float | None = None
         self.options: list[bytes] | None = None  # header names that `Connection` limits to this hop
         self.key_name = ""
         self.model: ModelRoute | None = None
-        self.plan: RerankPlan | None = None
         self.ticket: Ticket | None = None
         self.grant: Grant | None = None
         self.key: Key | None = None
         self.upstream: Upstream | None = None
-        self.source: Body | None = None  # what the engine gets, when it differs from what came
         self.status = self.bytes_out = 0
         self.framing = NONE
         self.length: int | None = None
@@ -191,76 +126,6 @@ class Exchange:
         self.asked_at = self.admitted_at = 0.0
         self.first_byte_s: float | None = None
         self.comment_at = inf
-
-    # --------------------------------------------------------------------------------------------- the body, as it comes
-
-    def take(self, data: bytes) -> Refusal | None:
-        """Keep a piece of the body; a refusal when it is too much."""
-        server = self.client.server
-        self.size = size = self.size + len(data)
-        spool = self.spool
-        if spool is None and size <= server.spool_after_bytes:
-            return self._take_in_memory(data)
-        if size > self.size_max():
-            return errors.body_too_large(self.size_max())
-        if spool is None:
-            if not self._may_spool(data):
-                return self._take_in_memory(data)
-            spool = self.spool = server.spool.open()
-            if self.holds_form:
-                self.form = FormPeek(self.content_type)
-                self.form.feed(self.body)
-            spool.append(self.body)
-            self._forget_memory()
-        spool.append(data)
-        if self.form is not None:
-            self.form.feed(data)
-        return None
-
-    def size_max(self) -> int:
-        limits = self.client.server.limits
-        return (limits.upload_mib_max if self._may_spool(b"") else limits.json_mib_max) * MIB
-
-    def _may_spool(self, data: bytes) -> bool:
-        """JSON that must be read for its model stays in memory, also where it is labelled as a form."""
-        if self.spool is not None:
-            return True
-        route = self.route
-        if route is not None and route.kind is _INFERENCE:
-            if not self.holds_form:
-                return False
-            return self.content_type[:1] in b"mM" or (self.body or data).lstrip(b" \t\r\n")[:1] != b"{"
-        return True
-
-    def _take_in_memory(self, data: bytes) -> Refusal | None:
-        if not self.body:
-            self.body = data
-            return None
-        stats = self.client.server.stats
-        if isinstance(self.body, bytes):
-            self.body = bytearray(self.body)
-            stats.memory_bytes_now += len(self.body)
-        self.body += data
-        stats.memory_bytes_now += len(data)
-        if stats.memory_bytes_now > self.client.server.memory_bytes_max:
-            message = (
-                f"Bodies under way already hold {self.client.server.limits.memory_mib_max} MiB of memory "
-                "(limits.memory_mib_max): send this one again when they are done."
-            )
-            return Refusal(503, "memory_full", message, retry_after_s=5.0)
-        return None
-
-    def _forget_memory(self) -> None:
-        if isinstance(self.body, bytearray):
-            self.client.server.stats.memory_bytes_now -= len(self.body)
-        self.body = b""
-
-    def _forget_body(self) -> None:
-        self._forget_memory()
-        self.source = None
-        if self.spool is not None:
-            self.spool.close()
-            self.spool = None
 
     # ----------------------------------------------------------------------------------------------------------- starting
 
@@ -287,16 +152,10 @@ class Exchange:
         assert route is not None
         name = route.name
         if self.size or self.method == b"POST":
-            peek = self._peek()
+            peek = self.peek()
             name = peek.model or name
             self.stream = peek.stream
         self._ask(route, name)
-
-    def _peek(self) -> bodies.Peek:
-        if self.form is not None:
-            self.form.finish()
-            return bodies.Peek(self.form.model, self.form.stream)
-        return bodies.peek(self.body, self.content_type) if self.holds_form else bodies.peek_json(self.body)
 
     def _start_upstream(self) -> None:
         assert self.route is not None
@@ -318,7 +177,7 @@ class Exchange:
             self.refuse(errors.not_ready(model_id))
             return
         if route.kind is _INFERENCE and self.size:
-            self._rewrite(route, model, asked)
+            self.rewrite(route, model, asked)
         self.asked_at = self.client.loop.time()
         if self.stream and model.keepalive and self.http11 and route.kind is _INFERENCE and self.method == b"POST":
             self.comment_at = self.asked_at + self.client.server.limits.keepalive_after_s
@@ -330,38 +189,6 @@ class Exchange:
             self.phase = _WAITING
         elif self.phase is _CONNECTING:
             self._connect()
-
-    def _rewrite(self, route: Route, model: ModelRoute, asked: str) -> None:
-        """Apply the model's filters and its engine's rerank dialect to the body."""
-        if self.form is not None or (self.holds_form and self.body.lstrip(b" \t\r\n")[:1] != b"{"):
-            self._rewrite_form(model, asked)
-            return
-        body = self.body
-        if bodies.needs_rewrite(model, asked):
-            self.source = body = bodies.rewrite_json(body, model, asked)
-        if route.rerank:
-            plan = plan_rerank(body, route.path, model.engine)
-            if isinstance(plan, Refusal):
-                raise bodies.BadBody(plan)
-            self.plan = plan
-            self.source = plan.body
-
-    def _rewrite_form(self, model: ModelRoute, asked: str) -> None:
-        if model.use_model_name is None or model.use_model_name == asked:
-            return
-        form = self.form
-        if form is None:
-            form = FormPeek(self.content_type)
-            form.feed(self.body)
-            form.finish()
-        if form.model_span is None:
-            return
-        start, end = form.model_span
-        put = form.replacement(model.use_model_name)
-        if self.spool is not None:
-            self.source = Patched(self.spool, start, end, put)
-        else:
-            self.source = bytes(self.body[:start]) + put + bytes(self.body[end:])
 
     def _start_models(self) -> None:
         plane = self.client.server.plane
@@ -470,7 +297,7 @@ class Exchange:
         self.phase = _SENT
         self.upstream = upstream
         grant = self.grant
-        body, size = self._outgoing()
+        body, size = self.outgoing()
         control = grant is None
         assert self.key is not None
         assert self.route is not None
@@ -495,10 +322,6 @@ class Exchange:
         assert self.key is not None
         host = self.key.host
         return b"%b:%d" % ((f"[{host}]" if ":" in host else host).encode("idna" if not host.isascii() else "ascii"), self.key.port)
-
-    def _outgoing(self) -> tuple[Body, int]:
-        body: Body = self.source if self.source is not None else self.spool if self.spool is not None else self.body
-        return body, len(body) if isinstance(body, (bytes, bytearray)) else body.size
 
     def connected(self, upstream: Upstream) -> None:
         """Sink: the connection asked for is open."""
@@ -543,7 +366,7 @@ class Exchange:
             self.first_byte_s = self.client.loop.time() - self.admitted_at
         self.heard = True
         if upstream.sent:
-            self._forget_body()
+            self.forget_body()
         status = upstream.status
         if self.early:
             if status != 200 or not is_event_stream(upstream.content_type) or upstream.encoded:
@@ -594,7 +417,7 @@ class Exchange:
         grant = self.grant
         if grant is None:
             return b""
-        lines = _start_lines(grant.model, grant.start) + b"X-Greenroom-Wait-Ms: %d\r\n" % grant.waited_ms
+        lines = start_lines(grant.model, grant.start) + b"X-Greenroom-Wait-Ms: %d\r\n" % grant.waited_ms
         if self.origin:
             lines += b"".join(self.cors())
         return lines
@@ -825,7 +648,7 @@ class Exchange:
         if self.upstream is not None:
             self._drop_upstream()
         if self.size:
-            self._forget_body()
+            self.forget_body()
         client = self.client
         server = client.server
         server.stats.finished += 1

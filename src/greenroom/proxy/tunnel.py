@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from greenroom.core.facts import Outcome
 
 if TYPE_CHECKING:
+    from .client import Client
     from .exchange import Exchange
-    from .server import Client
     from .upstream import Upstream
 
 RESTARTING: Final = 1012

@@ -125,7 +125,14 @@ class GreenroomServer:
         self.found = self._find_gpus()
         plan = make_plan(self.config, self.found, learned)
         sock = self._bind()
-        self.crew = HostCrew(plan.stage, gpus=self.gpus, supervisor=supervisor, log_dir=self.home / "logs", echo=self._echo(self.config))
+        self.crew = HostCrew(
+            plan.stage,
+            gpus=self.gpus,
+            supervisor=supervisor,
+            log_dir=self.home / "logs",
+            release_s_max=plan.setup.policy.room_wait_s,
+            echo=self._echo(self.config),
+        )
         self.shell = Shell(plan.setup, self.crew)
         self.feed = EventFeed(self.shell.clock)
         self.shell.tellers += [self.feed.tell, self._remember]
@@ -139,8 +146,10 @@ class GreenroomServer:
             listener = await data_plane.serve(plane, sock)
             self._plane_now = plane
             self._watch_signals()
+            sampler = Sampler(self.shell, self.crew, self.gpus)
+            sampler.sample()  # what others hold, before the first start
             tasks = [
-                self.shell.spawn(Sampler(self.shell, self.crew, self.gpus).run()),
+                self.shell.spawn(sampler.run()),
                 self.shell.spawn(StallGuard(self.shell, self.crew, self.pulse).run()),
             ]
             self._announce(listener, plan)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from greenroom.core.facts import Cause, InstanceReported, Sleep, Start, State, Stop, Verify, Wake
 from greenroom.engines.base import DeviceRef, Engine, Launch
-from greenroom.host.gpus import GpuError, Gpus
+from greenroom.host.gpus import GpuError, Gpus, GpuSample
 from greenroom.host.logs import LogRing
 from greenroom.host.memory import tree_mib
 from greenroom.host.ports import PortError, free_port
@@ -49,8 +49,19 @@ class Running:
     ready: bool = False
     stopping: bool = False
     held_mib: dict[str, int] = field(default_factory=dict)  # device -> MiB, as last measured
-    used_mib: dict[str, int] = field(default_factory=dict)  # device -> MiB of everybody, at the same moment
+    rest_mib: dict[str, int] = field(default_factory=dict)  # device -> MiB used by no process the driver names, at the same moment
+    pids: frozenset[int] = frozenset()  # its tree, as last looked at
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def note(self, device: str, sample: GpuSample, pids: frozenset[int]) -> int:
+        """MiB it holds on a device; remembered for its end, so no more once it is ending: the driver may forget it piece by piece."""
+        own = sum(mib for pid, mib in sample.processes.items() if pid in pids)
+        if self.stopping or self.process.exited:
+            return own
+        self.held_mib[device], self.pids = own, pids
+        if sample.used_mib is not None:
+            self.rest_mib[device] = sample.used_mib - sum(sample.processes.values())
+        return own
 
 
 @dataclass(slots=True)
@@ -220,8 +231,8 @@ class HostCrew:
         if running is None:
             return InstanceReported(self._clock(), action.model, action.generation, State.STOPPED)
         began_at = self._clock()
-        running.stopping = True
         self.measure(running)
+        running.stopping = True
         config = running.engine.config
         outcome = await stop(
             running.process, grace_s=config.stop_s_max, stop_argv=running.launch.stop_argv, on_signal=self._note_signal(running)
@@ -259,25 +270,32 @@ class HostCrew:
         return reports
 
     async def _wait_released(self, running: Running) -> int:
-        """Until each measured device shows the memory back within 5 %; MiB still missing after the bounded wait."""
+        """Until each measured device shows the memory back within 5 %; MiB still missing after the bounded wait.
+
+        What other processes hold by the driver's own list is theirs, not ours to wait for.
+        """
         deadline = self._clock() + self._release_s_max
         missing_mib = 0
         for ref in running.devices:
-            held, used_then = running.held_mib.get(ref.id, 0), running.used_mib.get(ref.id)
-            if ref.kind not in ("gpu", "mig") or not held or used_then is None:
+            held, rest_then = running.held_mib.get(ref.id, 0), running.rest_mib.get(ref.id)
+            if ref.kind not in ("gpu", "mig") or not held or rest_then is None:
                 continue
-            target = used_then - held + max(RELEASE_SLACK_MIB, int(held * RELEASE_SHARE))
-            while (used := self._used_mib(ref)) is not None and used > target and self._clock() < deadline:
+            slack = max(RELEASE_SLACK_MIB, int(held * RELEASE_SHARE))
+            while (left := self._unreleased_mib(ref, running.pids, rest_then)) > slack and self._clock() < deadline:
                 await asyncio.sleep(RELEASE_POLL_S)
-            if used is not None and used > target:
-                missing_mib += used - (used_then - held)
+            if left > slack:
+                missing_mib += left
         return missing_mib
 
-    def _used_mib(self, ref: DeviceRef) -> int | None:
+    def _unreleased_mib(self, ref: DeviceRef, pids: frozenset[int], rest_then: int) -> int:
         try:
-            return self._gpus.sample(ref.uuid).used_mib
+            sample = self._gpus.sample(ref.uuid)
         except GpuError:
-            return None
+            return 0
+        if sample.used_mib is None:
+            return 0
+        others = sum(mib for pid, mib in sample.processes.items() if pid not in pids)
+        return sample.used_mib - others - rest_then
 
     # ------------------------------------------------------------------ sleep and wake (engines that can come with their adapters)
 
@@ -360,10 +378,7 @@ class HostCrew:
                     sample = self._gpus.sample(ref.uuid)
                 except GpuError:
                     continue
-                found[ref.id] = sum(mib for pid, mib in sample.processes.items() if pid in pids)
-                if sample.used_mib is not None:
-                    running.used_mib[ref.id] = sample.used_mib
-        running.held_mib.update(found)
+                found[ref.id] = running.note(ref.id, sample, pids)
         return found
 
     def _host_mib(self, running: Running) -> int:

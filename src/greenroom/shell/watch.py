@@ -68,9 +68,8 @@ class Sampler:
         return any(not running.ready or now - running.process.started_at < FAST_FOR_S for running in self._crew.running.values())
 
     def sample(self) -> None:
+        """Also while nobody holds or wants anything: the first start must know what others hold."""
         running = list(self._crew.running.values())
-        if not running and not self._shell.scheduler.has_waiting:
-            return  # nobody holds or wants anything
         trees = {each.model: each.process.tree() for each in running}
         for ref in self._crew.stage.devices.values():
             if ref.kind == "ram":
@@ -98,8 +97,7 @@ class Sampler:
         mine: set[int] = set()
         for each in running:
             if any(device.id == ref.id for device in each.devices):
-                own[each.model] = sum(mib for pid, mib in sample.processes.items() if pid in trees[each.model])
-                each.held_mib[ref.id], each.used_mib[ref.id] = own[each.model], sample.used_mib
+                own[each.model] = each.note(ref.id, sample, trees[each.model])
             mine |= trees[each.model]
         others = {pid: mib for pid, mib in sample.processes.items() if pid not in mine}
         holder = ""
