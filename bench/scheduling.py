@@ -116,7 +116,19 @@ def policies_for(workload: Workload) -> list[Rules]:
     return rules
 
 
-HEADER = f"{'policy':<28}{'switches':>9}{'done':>7}{'mean':>9}{'p50':>9}{'p95':>9}{'p99':>9}{'worst':>9}{'swaps':>7}{'makespan':>10}{'chain':>8}{'cut':>6}"
+COLUMNS = (
+    ("switches", 9),
+    ("done", 7),
+    ("mean", 9),
+    ("p50", 9),
+    ("p95", 9),
+    ("p99", 9),
+    ("worst", 9),
+    ("swaps", 7),
+    ("makespan", 10),
+    ("chain", 8),
+)
+HEADER = f"{'policy':<28}" + "".join(f"{name:>{width}}" for name, width in COLUMNS) + f"{'cut':>6}"
 
 
 def print_table(title: str, rows: Sequence[Row]) -> None:

@@ -749,7 +749,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def in_words(story: Story) -> str:
     return (
         f"seed {story.seed}: {story.events} events, {story.requests} requests, {story.admitted} admitted, {story.refused} refused, "
-        f"{story.starts} starts, {story.moves} stops and sleeps, {story.cuts} cuts, ended at {story.ended_at:.1f} s, actions {story.digest[:16]}"
+        f"{story.starts} starts, {story.moves} stops and sleeps, {story.cuts} cuts, ended at {story.ended_at:.1f} s, "
+        f"actions {story.digest[:16]}"
     )
 
 

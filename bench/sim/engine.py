@@ -279,7 +279,8 @@ class World:
         down_s = 0.0
         for victim in victims:
             resident, model = self.residents[victim], self.models[victim]
-            assert resident.phase is Phase.READY and resident.running == 0, "a victim has requests in flight"
+            assert resident.phase is Phase.READY, "a victim is not ready"
+            assert resident.running == 0, "a victim has requests in flight"
             down_s += self.down_s(victim)
             resident.phase = Phase.COLD if model.sleep_s is None else Phase.ASLEEP
             resident.gated = False

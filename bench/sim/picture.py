@@ -20,8 +20,15 @@ LONGEST = 2.0  # longer bars are broken off here
 COLOURS = ("#8a8f98", "#c28b3c", "#5b8fc7", "#2f9e6e", "#a26bc4")
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #24292f }
-.t { font-size: 16px; font-weight: 600 } .g { font-weight: 600 } .v { font-size: 10px; fill: #57606a } .a { stroke: #8c959f; stroke-dasharray: 3 3 }
-@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .v { fill: #9da7b1 } .a { stroke: #6e7681 } }
+.t { font-size: 16px; font-weight: 600 }
+.g { font-weight: 600 }
+.v { font-size: 10px; fill: #57606a }
+.a { stroke: #8c959f; stroke-dasharray: 3 3 }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3 }
+  .v { fill: #9da7b1 }
+  .a { stroke: #6e7681 }
+}
 """
 
 

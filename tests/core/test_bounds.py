@@ -91,8 +91,8 @@ def random_load(seed: int) -> Load:
         if kind == "hog":
             for client in range(models[n].slots + 2):
                 begin = rng.uniform(0, 1)
-                for _ in range(int(seconds / service_s)):
-                    closed.append(SimRequest(begin, n, rng.uniform(0.5, 1.5) * service_s, f"hog{n} {client}", 0.001))
+                services = [rng.uniform(0.5, 1.5) * service_s for _ in range(int(seconds / service_s))]
+                closed += [SimRequest(begin, n, s, f"hog{n} {client}", 0.001) for s in services]
         elif kind == "agent":
             for client in range(rng.randint(1, 3)):
                 think_s = rng.choice((0.001, 0.3, 3.0))

@@ -13,6 +13,7 @@ host=127.0.0.1     where it listens                        env=           names 
 listen_after=0     s until the port is open                ready_after=0  s until /health answers 200 (503 before)
 health=ok          ok | instant | hang | 404 | dead_after:K (hangs after K requests)
 models=            ids of /v1/models, comma-separated      warm_s=0       s the very first request takes longer
+models_early=0     1: /v1/models answers 200 long before it is ready
 on_term=exit       exit | ignore | slow:S | deaf (signals are pending until it is ready)
 workers=0          children that do nothing                setsid=0       1: in sessions of their own
 stream=3x0.01   *  events x s between them                 dialect=lf  *  lf | crlf | ping (a comment before each event)
@@ -44,7 +45,7 @@ import time
 
 DEFAULTS = {
     "model": "fe", "journal": "", "vram": "0", "claims": "", "budget": "0", "ballast": "0", "host": "127.0.0.1", "env": "",
-    "listen_after": "0", "ready_after": "0", "health": "ok", "models": "", "warm_s": "0", "on_term": "exit", "workers": "0",
+    "listen_after": "0", "ready_after": "0", "health": "ok", "models": "", "models_early": "0", "warm_s": "0", "on_term": "exit", "workers": "0",
     "setsid": "0", "stream": "3x0.01", "dialect": "lf", "big": "0", "delay": "0", "prompt": "0", "body": "0",
     "parallel": "0", "needs": "", "rerank": "j", "ws": "0", "sleep_s": "0.05", "wake_s": "0.05", "residue": "0", "wake_fail": "0",
     "fail": "", "log": "", "log_every": "0",
@@ -296,7 +297,7 @@ class Fake:
             return self.reply(client, 411, {"error": {"message": "send a Content-Length"}})
         if knobs["needs"] == "one-framing" and method == "POST" and len(framed) != 1:
             return self.reply(client, 400, {"error": {"message": f"{len(framed)} framing headers"}})
-        if not self.ready:
+        if not self.ready and not (path == "/v1/models" and knobs["models_early"] == "1"):
             return self.reply(client, 503, {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}})
         if path == "/v1/models":
             names = (knobs["models"] or knobs["model"]).split(",")

@@ -30,7 +30,7 @@ class Costs:
     hits_at: float = 0.0
     peak: float = 0.0  # decayed peak of requests outstanding at once
     peak_at: float = 0.0
-    worth: float = 0.0  # greedy-dual value H at the last touch
+    base: float = 0.0  # the greedy-dual clock at the last use
 
     def up(self, model: Model) -> float:
         return self.up_s if self.up_s is not None else model.up_s

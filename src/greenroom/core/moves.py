@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from .costs import blend
 from .entry import Entry
 from .facts import Admit, Done, InstanceReported, Sleep, Start, State, Stop, Wake
-from .placement import Choice, leave_s, loss_s, touch
+from .placement import Choice, leave_s, loss_s
 from .queue import Waiting
 from .residency import FALLING, HOME, RISING
 from .stage import Admission, Move, Phase, Stage
@@ -63,7 +63,7 @@ def begin(stage: Stage, target: Entry, devices: tuple[str, ...], choice: Choice)
         lanes.update(stage.entries[name].instance.devices)
     move = Move(target, devices, frozenset(lanes), victims, Phase.GATING, stage.now, stage.now, wakes=target.state is State.ASLEEP)
     stage.hold_lanes(move)
-    stage.aging = max([stage.aging, *(stage.entries[name].costs.worth for name in victims)])
+    stage.aging = max(stage.aging, choice.dearest)
     for name in victims:
         victim = stage.entries[name]
         if victim.instance.in_flight:
@@ -263,7 +263,7 @@ def became_ready(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         entry.oom_tries = 0
         stage.waiting.drop(entry)
         stage.blocked.pop(entry.id, None)
-        touch(stage, entry)
+        entry.costs.base = stage.aging
         stage.tell(entry, "ready", f"ready after {span(took)}")
         stage.fulfil(entry, ("load", "wake"), f"{entry.id} is ready")
         stage.wake_at(now, entry)

@@ -17,7 +17,8 @@ class Choice:
     """The victims of one placement: model -> level it falls to (0 = stop)."""
 
     victims: Mapping[str, int] = field(default_factory=dict)
-    value: float = 0.0  # greedy-dual value lost
+    value: float = 0.0  # greedy-dual value lost, all victims together
+    dearest: float = 0.0  # of the victim worth most: the clock moves on to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,10 @@ def leave_s(entry: Entry, level: int) -> float:
     return entry.costs.down(entry.model) if tier is None else entry.costs.sleeping(tier)
 
 
-def touch(stage: Stage, entry: Entry) -> None:
-    """Renew a resident's greedy-dual value: clock + frequency x loss / MiB it would free."""
-    level = fall_level(stage, entry) if entry.model.sleep else 0
-    freed = max(1, sum(freed_by(stage, entry, level).values()))
-    entry.costs.worth = stage.aging + entry.costs.frequency(stage.now, stage.policy) * loss_s(entry, level) / freed
+def worth_of(stage: Stage, entry: Entry, level: int, frees: Mapping[str, int]) -> float:
+    """A resident's greedy-dual value: clock at its last use + frequency x loss / MiB it would free."""
+    costs = entry.costs
+    return costs.base + costs.frequency(stage.now, stage.policy) * loss_s(entry, level) / max(1, sum(frees.values()))
 
 
 def price_s(entry: Entry, victims: Mapping[str, int], stage: Stage) -> float:
@@ -109,7 +109,7 @@ def choose(stage: Stage, entry: Entry, devices: tuple[str, ...], *, idle_only: b
     if chosen is None:
         return None
     everyone = forced + list(chosen)
-    return Choice(_fit_host(stage, everyone), sum(item.worth for item in everyone))
+    return Choice(_fit_host(stage, everyone), sum(item.worth for item in everyone), max(item.worth for item in everyone))
 
 
 def _rivals(stage: Stage, entry: Entry, idle_only: bool) -> list[Entry] | None:
@@ -139,7 +139,7 @@ def _item(stage: Stage, entry: Entry) -> Item:
     if found is None:
         level = fall_level(stage, entry) if entry.model.sleep else 0
         frees = freed_by(stage, entry, level) if level else stage.book.of(entry.id)
-        found = stage.items[entry.id] = Item(entry, entry.costs.worth, frees, level)
+        found = stage.items[entry.id] = Item(entry, worth_of(stage, entry, level, frees), frees, level)
     assert isinstance(found, Item)
     return found
 

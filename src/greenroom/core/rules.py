@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from .entry import Entry
 from .facts import State
 from .moves import begin, depart, gib, send_off, span
-from .placement import Choice, Item, choose, cover, fall_level, freed_by, is_idle, loss_s, price_s
+from .placement import Choice, Item, choose, cover, fall_level, freed_by, is_idle, loss_s, price_s, worth_of
 from .residency import HOME
 from .stage import EPSILON_S, GHOST_WAIT_S_MAX, NEVER, Move, Phase, Stage
 
@@ -445,9 +445,11 @@ def relieve(stage: Stage, device: str) -> bool:
         if other.state is State.READY and is_idle(other) and not other.instance.in_flight and not other.pinned:
             if all(map(stage.lane_open, other.instance.devices)):
                 level = fall_level(stage, other) if other.model.sleep else 0
-                items.append(Item(other, other.costs.worth, freed_by(stage, other, level), level))
+                frees = freed_by(stage, other, level)
+                items.append(Item(other, worth_of(stage, other, level, frees), frees, level))
         elif other.state is State.ASLEEP and not other.pinned and not other.queue:
-            items.append(Item(other, other.costs.worth + 1e6, dict(stage.book.of(name)), 0))
+            frees = dict(stage.book.of(name))
+            items.append(Item(other, 1e6 + worth_of(stage, other, 0, frees), frees, 0))  # only when no ready model can go
     chosen = cover({device: over}, items, stage.policy.exact_victims_max)
     if not chosen:
         return False

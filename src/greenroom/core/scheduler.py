@@ -39,7 +39,6 @@ from .facts import (
 from .failures import ended, recover
 from .moves import advance, became_ready, dispatch, fell_asleep, learn_down, note_measured, send_off, span
 from .orders import admit_model, asked, ladder, pursue, reload
-from .placement import touch
 from .queue import BATCH_WEIGHT, Waiting
 from .residency import FALLING, HOME, RISING
 from .rules import decide, expected_wait_s, explain_wait, hopeless, relieve, worth_a_look
@@ -179,12 +178,11 @@ class Scheduler:
         return None
 
     def _learn_arrival(self, entry: Entry) -> None:
-        stage, instance = self._stage, entry.instance
-        entry.costs.hit(stage.now, len(instance.in_flight) + len(entry.queue) + 1, stage.policy)
-        if not instance.in_flight and not entry.queue and instance.generation and entry.state not in RISING:
-            entry.costs.gaps.append(stage.now - instance.idle_at)
-        if entry.state is State.READY:
-            touch(stage, entry)
+        stage, instance, costs = self._stage, entry.instance, entry.costs
+        costs.hit(stage.now, len(instance.in_flight) + len(entry.queue) + 1, stage.policy)
+        if not instance.in_flight and not entry.queue and instance.generation and instance.state not in RISING:
+            costs.gaps.append(stage.now - instance.idle_at)
+        costs.base = stage.aging
 
     def _finished(self, event: RequestFinished) -> bool:
         stage = self._stage
