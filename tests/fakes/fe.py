@@ -45,8 +45,8 @@ import time
 
 DEFAULTS = {
     "model": "fe", "journal": "", "vram": "0", "claims": "", "budget": "0", "ballast": "0", "host": "127.0.0.1", "env": "",
-    "listen_after": "0", "ready_after": "0", "health": "ok", "models": "", "models_early": "0", "warm_s": "0", "on_term": "exit", "workers": "0",
-    "setsid": "0", "stream": "3x0.01", "dialect": "lf", "big": "0", "delay": "0", "prompt": "0", "body": "0",
+    "listen_after": "0", "ready_after": "0", "health": "ok", "models": "", "models_early": "0", "warm_s": "0", "on_term": "exit",
+    "workers": "0", "setsid": "0", "stream": "3x0.01", "dialect": "lf", "big": "0", "delay": "0", "prompt": "0", "body": "0",
     "parallel": "0", "needs": "", "rerank": "j", "ws": "0", "sleep_s": "0.05", "wake_s": "0.05", "residue": "0", "wake_fail": "0",
     "fail": "", "log": "", "log_every": "0",
 }  # fmt: skip
@@ -548,7 +548,14 @@ def main():
     arguments = sys.argv[1:]
     if arguments[:1] != ["--port"]:
         sys.exit(__doc__)
-    Fake(int(arguments[1]), arguments[2:]).run()
+    words = iter(arguments[2:])
+    knobs = []
+    for word in words:
+        if word.startswith("--"):
+            next(words, "")  # a flag of a real engine, put there by its dialect
+        else:
+            knobs.append(word)
+    Fake(int(arguments[1]), knobs).run()
 
 
 main()

@@ -99,6 +99,7 @@ async def test_each_broken_request_is_refused_and_none_starts_an_engine(tmp_path
             whole = error.get("message") and error.get("type") and "code" in error and "param" in error
             if reply.status != expected or not whole or not reply.headers.get("content-type", "").startswith("application/json"):
                 faults[name] = (reply.status, expected, reply.body[:200])
+        print("\n".join(f"{name}: {fault}" for name, fault in faults.items()))
         assert faults == {}
         assert rig.starts() == 0
         assert (await send(rig, post(CHAT, OK))).status == 200

@@ -39,7 +39,7 @@ async def test_no_request_reaches_an_engine_before_it_can_serve(tmp_path: Path) 
 
 
 async def test_a_stranger_on_the_port_is_not_taken_for_the_engine(tmp_path: Path) -> None:
-    """Another program took the port and answers 200 to everything: our engine is started on another port, and the stranger sees no request."""
+    """Another program took the port and answers 200 to everything: ours is started on another one, and the stranger sees no request."""
     async with Rig(tmp_path, {"a": fake(start_1__listen_after=0.4)}) as rig:
         asked: list[bytes] = []
         waiting = asyncio.ensure_future(rig.chat("a"))

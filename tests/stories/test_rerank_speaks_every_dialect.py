@@ -62,7 +62,7 @@ async def test_a_wrong_rerank_request_starts_no_engine(tmp_path: Path) -> None:
         ]
         for fields in wrong:
             reply = await rerank(rig, "j", **fields)
-            assert (reply.status, reply.error["type"]) == (400, "invalid_request_error"), fields
+            assert (reply.status, reply.error.get("type")) == (400, "invalid_request_error"), (fields, reply.body)
         assert rig.starts() == 0
 
 

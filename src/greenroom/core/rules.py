@@ -392,6 +392,12 @@ def hopeless(stage: Stage, entry: Entry) -> tuple[str, str, bool] | None:
     return best[1] if best else None
 
 
+def sizes(*mib: int) -> tuple[str, ...]:
+    """For one sentence: rounded, or all exact where rounding would make two of them look the same."""
+    rounded = tuple(map(gib, mib))
+    return rounded if len(set(rounded)) == len(set(mib)) else tuple(f"{size:,} MiB" for size in mib)
+
+
 def _hopeless_on(stage: Stage, entry: Entry, devices: tuple[str, ...]) -> tuple[int, tuple[str, str, bool]] | None:
     rival = _pinned_rival(stage, entry)
     if rival and entry.model.on_conflict == "refuse":
@@ -400,7 +406,8 @@ def _hopeless_on(stage: Stage, entry: Entry, devices: tuple[str, ...]) -> tuple[
         pool = stage.book.pools[device]
         missing = need - pool.most_mib
         if missing > 0:
-            text = f"{entry.id} needs {gib(need)} on {device}, which can give at most {gib(pool.most_mib)}: {gib(missing)} are missing"
+            wants, most, lacks = sizes(need, pool.most_mib, missing)
+            text = f"{entry.id} needs {wants} on {device}, which can give at most {most}: {lacks} are missing"
             return missing, ("too_big", text + "; lower its context, share or `memory`", False)
         pinned = stage.pinned_on(device, besides=entry)
         missing = need - (pool.most_mib - pinned)
@@ -408,7 +415,8 @@ def _hopeless_on(stage: Stage, entry: Entry, devices: tuple[str, ...]) -> tuple[
             stuck = [name for name in pool.holders if stage.entries[name].unkillable]
             pins = [other.id for other in stage.pinned() if other is not entry and device in other.model.devices]
             holders = ", ".join([*(f"pinned {name}" for name in pins), *(f"{name}, which does not end" for name in stuck)])
-            text = f"no room: {entry.id} needs {gib(need)} on {device}, held by {holders} ({gib(pinned)}): {gib(missing)} are missing"
+            wants, holds, lacks = sizes(need, pinned, missing)
+            text = f"no room: {entry.id} needs {wants} on {device}, held by {holders} ({holds}): {lacks} are missing"
             if entry.model.on_conflict == "refuse" or stuck:
                 return missing, ("no_room", text, False)
             continue
@@ -416,8 +424,8 @@ def _hopeless_on(stage: Stage, entry: Entry, devices: tuple[str, ...]) -> tuple[
         if missing > 0:
             who = f" by {pool.holder}" if pool.holder else " by other programs"
             free = max(0, pool.budget_mib - pinned)
-            used = f"{gib(pool.outside_mib)} are used{who}"
-            text = f"no room: {entry.id} needs {gib(need)} on {device}, {gib(free)} are free, {used}: {gib(missing)} are missing"
+            wants, left, used, lacks = sizes(need, free, pool.outside_mib, missing)
+            text = f"no room: {entry.id} needs {wants} on {device}, {left} are free, {used} are used{who}: {lacks} are missing"
             return missing, ("no_room", text, True)
     return None
 
