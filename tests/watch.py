@@ -89,6 +89,7 @@ class Kept:
     measured: dict[str, int] = field(default_factory=dict)
     residue: dict[str, int] = field(default_factory=dict)
     level: int = 0
+    idle_at: float = 0.0  # became ready, or its last request ended
     from_sleep: bool = False  # stopped out of sleep: it holds no more than its residue
 
     def holds_mib(self, device: str) -> int:
@@ -151,8 +152,10 @@ class Watch:
                 if self.waiting.pop(event.request, None):
                     self.ended.add(event.request)
             case RequestFinished():
-                self.flying.pop(event.request)
+                finished = self.flying.pop(event.request)
                 self.ended.add(event.request)
+                if finished.model in self.kept:
+                    self.kept[finished.model].idle_at = event.at
             case RequestLost():
                 lost = self.flying.pop(event.request)
                 lost.quiet_since = None
@@ -187,7 +190,7 @@ class Watch:
         if kept is None or report.generation != kept.generation or kept.state is State.STOPPED:
             return
         if report.state is State.READY and kept.state in (State.STARTING, State.WAKING, State.READY):
-            kept.state = State.READY
+            kept.state, kept.idle_at = State.READY, report.at
             kept.measured = {d: m for d, m in report.measured_mib.items() if d in kept.devices}
             if report.host_mib is not None and RAM in kept.devices and RAM not in report.measured_mib:
                 kept.measured[RAM] = report.host_mib
@@ -453,6 +456,16 @@ class Watch:
         for device in kept.devices:
             held = kept.holds_mib(device)
             must(reserved.get(device, 0) >= held, f"{model} holds {held} MiB on {device}, only {reserved.get(device, 0)} are booked")
+
+    def idle_ladders(self, slack_s: float) -> None:
+        """In a world at rest, nobody is up longer than its configuration allows."""
+        for name, kept in self.kept.items():
+            model = self.models.get(name)
+            if model is None or name in self.pinned or kept.state not in (State.READY, State.ASLEEP):
+                continue
+            idle_s = self.now - kept.idle_at
+            if model.ttl_s is not None:
+                must(idle_s <= model.ttl_s + slack_s, f"{name} is idle for {idle_s:.0f} s and still there, ttl {model.ttl_s:g} s")
 
     def all_over(self) -> None:
         """After shutdown: nothing waits, runs or lives."""

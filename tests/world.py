@@ -62,6 +62,8 @@ from tests.watch import RAM, Broken, Watch
 
 DRAIN_S_MAX = 7200.0  # after the last arrival every request must have ended
 CLOSING_S_MAX = 1200.0  # after shutdown everything must be gone
+REST_S = 120.0  # nobody asks for anything: idle ladders run down
+LADDER_SLACK_S = 5.0
 EVENTS_MAX = 60_000
 TAIL = 60
 COMPARE_EVERY = 5  # events that caused nothing: every so many the scheduler's view is compared
@@ -666,6 +668,9 @@ class World:
             wishes = [w for w in self.watch.wishes.values() if not self._may_wait(w.model)]
             if waiting or wishes:
                 raise Broken(f"starved: {waiting[:5]} {wishes[:3]}")
+            if rng.random() < 0.3:
+                self._run_until(self.now + REST_S, lambda: False)
+                self.watch.idle_ladders(LADDER_SLACK_S)
         self._close()
         return self._ended()
 

@@ -390,8 +390,11 @@ class Rig:
         self._polls.end()
         await self._force_down()
 
+    def notify(self, signum: int) -> None:
+        os.kill(self.pid, signum)
+
     def reload(self) -> None:
-        os.kill(self.pid, signal.SIGHUP)
+        self.notify(signal.SIGHUP)
 
     async def kill_server(self) -> None:
         """SIGKILL to the supervisor alone."""
@@ -561,11 +564,12 @@ class Rig:
             await asyncio.sleep(0.02)
         return now
 
-    def queued_now(self, model: str) -> int:
-        """Waiting requests by the latest status that the poller saw."""
-        if not self._polls.seen:
-            return -1
-        return next(int(one["queued"]) for one in self._polls.seen[-1][1]["models"] if one["id"] == model)
+    async def wait_queued(self, model: str, count: int, within_s: float = WAIT_S_MAX) -> None:
+        """Until that many requests wait for the model."""
+        deadline = time.monotonic() + within_s
+        while (now := (await self.model(model))["queued"]) != count:
+            assert time.monotonic() < deadline, f"{now} wait for {model}, not {count}, after {within_s} s"
+            await asyncio.sleep(0.01)
 
     # ---------------------------------------------------------------- the journal
 

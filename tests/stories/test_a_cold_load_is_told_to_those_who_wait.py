@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from .rig import Reply, Rig, fake, together
@@ -21,7 +22,7 @@ def comments(reply: Reply) -> list[tuple[float, bytes]]:
 def silences_s(reply: Reply) -> list[float]:
     """Between anything and the next thing that came."""
     moments = [reply.head_at, *(at for at, _ in reply.arrivals), reply.ended_at]
-    return [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)]
+    return [later - earlier for earlier, later in pairwise(moments)]
 
 
 async def test_a_stream_hears_of_the_load_until_its_first_event(tmp_path: Path) -> None:

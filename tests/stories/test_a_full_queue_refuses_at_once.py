@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from .rig import Reply, Rig, codes, fake, together, until
+from .rig import Reply, Rig, codes, fake, together
 
 AT_ONCE_S = 0.4  # 100 ms on a quiet machine
 
@@ -37,17 +37,12 @@ async def test_a_waiting_client_that_hangs_up_frees_its_place(tmp_path: Path) ->
         running = asyncio.create_task(rig.chat("a"))
         await rig.wait_journal("a", "begin", 2)
         waiting = [await rig.ask("a") for _ in range(2)]
-        await wait_queued(rig, 2)
+        await rig.wait_queued("a", 2)
         assert (await rig.chat("a")).status == 429
         waiting[0].close()
-        await wait_queued(rig, 1)
+        await rig.wait_queued("a", 1)
 
         replies = await together(running, rig.chat("a"), waiting[1].rest())
 
         assert codes(replies) == [200] * 3
         assert len(rig.inferences("a")) == 4  # the one who left was never served
-
-
-async def wait_queued(rig: Rig, count: int) -> None:
-    seen = rig.queued_now
-    await until(lambda: seen("a") == count, f"{count} requests wait")

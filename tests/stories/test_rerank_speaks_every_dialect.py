@@ -54,7 +54,7 @@ async def test_a_wrong_rerank_request_starts_no_engine(tmp_path: Path) -> None:
             {"documents": []},
             {"documents": "x"},
             {"documents": [1]},
-            {"documents": [{"title": "x"}]},
+            {"documents": [["x"]]},
             {"query": 5},
             {"query": None},
             {"top_n": -1},

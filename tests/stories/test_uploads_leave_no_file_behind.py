@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,7 @@ async def test_a_full_disk_is_told_and_does_no_harm(tmp_path: Path) -> None:
     """The temporary folder takes no more than a file of 1 MiB: 507, and what needs no file is served."""
     async with Rig(tmp_path, {"a": fake()}) as rig:
         await rig.warm("a")
-        limited = await asyncio.create_subprocess_exec("prlimit", f"--pid={rig.pid}", f"--fsize={MIB}:unlimited")
-        assert await limited.wait() == 0
+        resource.prlimit(rig.pid, resource.RLIMIT_FSIZE, (MIB, resource.RLIM_INFINITY))
         reply = await (await upload(rig, "a")).rest()
         assert (reply.status, reply.error["code"]) == (507, "spool_failed")
         await until(lambda: spooled_mib(rig) == 0, "what was kept of it is gone")

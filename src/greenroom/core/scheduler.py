@@ -211,11 +211,14 @@ class Scheduler:
             self._fell_idle(entry)
 
     def _fell_idle(self, entry: Entry) -> None:
-        entry.instance.idle_at = self._stage.now
-        model = entry.model
-        waits = [wait for wait in (model.ttl_s, model.sleep_after_s if model.sleep else None) if wait is not None]
-        if waits and not entry.pinned:
-            self._stage.wake_at(self._stage.now + min(waits), entry)
+        stage, model = self._stage, entry.model
+        entry.instance.idle_at = stage.now
+        if entry.pinned or entry.ladder_due < NEVER:
+            return  # nothing to look at, or it is looked at anyway
+        if model.ttl_s is not None:
+            stage.wake_at(stage.now + model.ttl_s, entry)
+        if model.sleep_after_s is not None and model.sleep:
+            stage.wake_at(stage.now + model.sleep_after_s, entry)
 
     def _cancelled(self, event: RequestCancelled) -> bool:
         stage = self._stage

@@ -85,9 +85,10 @@ class Stage:
 
     def look_anew(self) -> None:
         """Something changed: what was surveyed for decisions is void."""
-        self.outlook = None
-        self.items.clear()
-        self.idle_items.clear()
+        if self.outlook is not None or self.items or self.idle_items:
+            self.outlook = None
+            self.items.clear()
+            self.idle_items.clear()
 
     # ------------------------------------------------------------------ saying things
 
@@ -235,7 +236,9 @@ class Stage:
     def set_timer(self) -> None:
         if not self.waiting and not self.moves:
             self.decide_at = NEVER
-        at = min(self.due[0][0] if self.due else NEVER, self.decide_at)
+        at = self.decide_at
+        if self.due and self.due[0][0] < at:
+            at = self.due[0][0]
         if at < NEVER and (at < self.timer_at - EPSILON_S or self.timer_at <= self.now):
             self.timer_at = max(at, self.now)
             self.say(SetTimer(self.timer_at))

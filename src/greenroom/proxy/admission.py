@@ -12,8 +12,10 @@ from typing import Any, Protocol
 
 from greenroom.core.facts import Outcome
 
+# Made for every request, so not declared frozen (a microsecond each); never changed after they were made.
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Wish:
     """What a request wants.  `asked_name` is the id or alias the client wrote; `model` the resolved id."""
 
@@ -25,7 +27,7 @@ class Wish:
     deadline_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Grant:
     """Where to send the request."""
 

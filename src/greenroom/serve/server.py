@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import gc
 import ipaddress
 import logging
 import os
@@ -147,13 +148,15 @@ class GreenroomServer:
             self._plane_now = plane
             self._watch_signals()
             sampler = Sampler(self.shell, self.crew, self.gpus)
-            sampler.sample()  # what others hold, before the first start
+            await sampler.sample()  # what others hold, before the first start
             tasks = [
                 self.shell.spawn(sampler.run()),
                 self.shell.spawn(StallGuard(self.shell, self.crew, self.pulse).run()),
             ]
             self._announce(listener, plan)
             self.shell.begin()
+            gc.collect()
+            gc.freeze()  # what startup made stays for good; collections need not walk it
             await self._stop.wait()
             log.info("shutting down: requests in flight have %g s (again to cut them)", SHUTDOWN_S_MAX)
             await self._shut_down(listener)

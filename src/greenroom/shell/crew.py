@@ -300,12 +300,14 @@ class HostCrew:
     # ------------------------------------------------------------------ sleep and wake (engines that can come with their adapters)
 
     async def sleep(self, action: Sleep) -> InstanceReported | None:
-        why = f"the engine of {action.model} has no sleep recipe"
-        return InstanceReported(self._clock(), action.model, action.generation, State.STOPPED, cause=Cause.EXITED, why=why)
+        return await self._end_without_recipe(action.model, action.generation, "sleep")
 
     async def wake(self, action: Wake) -> InstanceReported | None:
-        why = f"the engine of {action.model} has no wake recipe"
-        return InstanceReported(self._clock(), action.model, action.generation, State.STOPPED, cause=Cause.EXITED, why=why)
+        return await self._end_without_recipe(action.model, action.generation, "wake")
+
+    async def _end_without_recipe(self, model: str, generation: int, what: str) -> InstanceReported | None:
+        """A word must be true before it is sent: an engine that cannot do it is ended, then reported as stopped."""
+        return await self.end(model, generation, Cause.MISCONFIGURED, f"the engine of {model} has no {what} recipe")
 
     # ------------------------------------------------------------------ looking after it
 

@@ -95,15 +95,16 @@ class Shell:
         self._handling = False
         self._latest_at = clock()  # the moment of the latest event handled
         self._recovering = False
+        self._closing = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._last_request = 0
         self._down = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._doers: dict[type[Any], Callable[[Any], None]] = {
-            Admit: lambda action: self._party(action.request, "admitted", action),
+            Admit: self._admit,
             Refuse: self._refuse,
-            Cut: lambda action: self._party(action.request, "cut", action),
+            Cut: self._cut,
             Done: self._done,
             Start: lambda action: self._run(self._start(action), action),
             Stop: lambda action: self._run(crew.stop(action), action),
@@ -168,17 +169,23 @@ class Shell:
         self.journal.append((event, actions))
         for hook in self.hooks:
             hook(event, actions)
+        doers = self._doers
         for action in actions:
-            self._doers[type(action)](action)
-        if self.scheduler.shutting_down and not self._down.is_set() and self.scheduler.is_down():
+            doers[type(action)](action)
+        if self._closing and not self._down.is_set() and self.scheduler.is_down():
             self._down.set()
 
     # ------------------------------------------------------------------ actions out
 
-    def _party(self, request: int, verb: str, action: Action) -> None:
-        party = self.parties.get(request)
+    def _admit(self, action: Admit) -> None:
+        party = self.parties.get(action.request)
         if party is not None:
-            getattr(party, verb)(action)
+            party.admitted(action)
+
+    def _cut(self, action: Cut) -> None:
+        party = self.parties.get(action.request)
+        if party is not None:
+            party.cut(action)
 
     def _refuse(self, action: Refuse) -> None:
         party = self.parties.pop(action.request, None)
@@ -253,6 +260,7 @@ class Shell:
 
     async def shut_down(self, grace_s: float) -> None:
         """Refuse what waits, let requests in flight end for `grace_s`, then cut them; return when every engine is gone."""
+        self._closing = True
         self.post(ShutdownAsked(self.clock()))
         if not self._down.is_set() and not self.scheduler.is_down():
             try:

@@ -55,11 +55,12 @@ class Sampler:
     def __init__(self, shell: Shell, crew: HostCrew, gpus: Gpus) -> None:
         self._shell, self._crew, self._gpus = shell, crew, gpus
         self._lost: set[str] = set()
+        self._total_mib = total_mib()
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(SAMPLE_FAST_S if self._is_busy() else SAMPLE_S)
-            self.sample()
+            await self.sample()
             for report in await self._crew.wait_strays():
                 self._shell.post(report)
 
@@ -67,24 +68,26 @@ class Sampler:
         now = self._shell.clock()
         return any(not running.ready or now - running.process.started_at < FAST_FOR_S for running in self._crew.running.values())
 
-    def sample(self) -> None:
+    async def sample(self) -> None:
         """Also while nobody holds or wants anything: the first start must know what others hold."""
-        running = list(self._crew.running.values())
+        refs = [ref for ref in self._crew.stage.devices.values() if ref.kind == "ram" or (ref.kind in ("gpu", "mig") and ref.uuid)]
+        measured = {ref.id for ref in refs}
+        running = [each for each in self._crew.running.values() if any(device.id in measured for device in each.devices)]
         trees = {each.model: each.process.tree() for each in running}
-        for ref in self._crew.stage.devices.values():
+        for ref in refs:
             if ref.kind == "ram":
                 self._sample_ram(ref, running, trees)
-            elif ref.kind in ("gpu", "mig") and ref.uuid:
-                self._sample_gpu(ref, running, trees)
+            else:
+                await self._sample_gpu(ref, running, trees)
 
     def _sample_ram(self, ref: DeviceRef, running: Iterable[Running], trees: Mapping[str, frozenset[int]]) -> None:
         own = {each.model: tree_mib(trees[each.model]) for each in running if any(device.id == ref.id for device in each.devices)}
-        used = max(0, total_mib() - available_mib())
+        used = max(0, self._total_mib - available_mib())
         self._shell.post(MemoryMeasured(self._shell.clock(), ref.id, used, own, "other programs"))
 
-    def _sample_gpu(self, ref: DeviceRef, running: Iterable[Running], trees: Mapping[str, frozenset[int]]) -> None:
+    async def _sample_gpu(self, ref: DeviceRef, running: Iterable[Running], trees: Mapping[str, frozenset[int]]) -> None:
         try:
-            sample = self._gpus.sample(ref.uuid)
+            sample = await asyncio.to_thread(self._gpus.sample, ref.uuid)  # a driver in trouble may take seconds
         except GpuError as exc:
             if ref.id not in self._lost:
                 self._lost.add(ref.id)
