@@ -43,6 +43,13 @@ SEER_SEEDS = 3
 SEER_HORIZON_S = 400.0  # how far the roll-out plays each choice
 MIXES = ("zipf6 0.2/s", "zipf6 0.5/s", "mixed12 0.1/s", "mixed12 0.4/s", "agents6", "hog")
 RARE_WORST_S_MAX = {"two overloaded, one rare": 45.0, "six overloaded, one rare": 250.0}
+# In the picture.
+SHOWN = (
+    *(f"trace {name}" for name in ["a1", "a2", "b", "c", "d"]),
+    *MIXES,
+    "zipf6 0.5/s, sleep",
+    "desk 4 agents, 4 models",
+)  # in the picture
 ZIPFS = ("zipf6 0.2/s", "zipf6 0.5/s")
 
 
@@ -132,7 +139,7 @@ HEADER = f"{'policy':<28}" + "".join(f"{name:>{width}}" for name, width in COLUM
 
 
 def print_table(title: str, rows: Sequence[Row]) -> None:
-    print(f"\n{title}: waits in seconds, from arrival to admission\n{HEADER}")
+    print(f"\n{title}: waits in seconds; swaps = seconds of starts, stops and sleeps ÷ makespan (they may overlap)\n{HEADER}")
     for r in rows:
         chain = f"{r.chain_p50_s:8.2f}" if r.chain_p50_s else f"{'':8}"
         note = f"  rare: {r.rare_worst_s:.0f} s at worst" if r.rare_worst_s is not None else ""
@@ -237,6 +244,8 @@ def rare_promises(tables: dict[str, list[Row]]) -> list[Promise]:
 def bars_of(tables: dict[str, list[Row]]) -> list[tuple[str, list[Bar]]]:
     groups = []
     for name, rows in tables.items():
+        if name not in SHOWN:
+            continue
         reference = next(r.mean_s for r in rows if r.policy == DEFAULT)
         shown = [r for r in rows if r.policy in (DEFAULT, SETS, "Ollama", OURS, SEER)]
         groups.append((name, [Bar(r.policy, r.mean_s / reference, f"{r.mean_s:.3g} s") for r in shown]))

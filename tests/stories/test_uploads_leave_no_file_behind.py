@@ -107,7 +107,7 @@ async def test_nothing_is_left_of_any_upload(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("limits", "status", "word"),
-    [({"upload_mib_max": 4}, 413, "upload_mib_max"), ({"spool_mib_max": 4}, 507, "spool_mib_max")],
+    [({"upload_mib_max": 4}, 413, "limit of 4,194,304 bytes"), ({"spool_mib_max": 4}, 507, "spool_mib_max")],
     ids=["one-too-large", "all-together-too-large"],
 )
 async def test_an_upload_that_cannot_be_kept_is_refused_and_the_next_request_works(
