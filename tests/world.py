@@ -64,6 +64,7 @@ DRAIN_S_MAX = 7200.0  # after the last arrival every request must have ended
 CLOSING_S_MAX = 1200.0  # after shutdown everything must be gone
 REST_S = 120.0  # nobody asks for anything: idle ladders run down
 LADDER_SLACK_S = 5.0
+GROWS = 0.005  # probability that an engine takes more memory while it serves a request
 EVENTS_MAX = 60_000
 TAIL = 60
 COMPARE_EVERY = 5  # events that caused nothing: every so many the scheduler's view is compared
@@ -213,8 +214,6 @@ def make_policy(rng: random.Random) -> Policy:
         harm_check=rng.choice((0.0, 0.0, 0.5)),
         lanes=rng.choice((1, 1, 2)),
         exact_victims_max=rng.choice((2, 10)),
-        outside_quiet_s=rng.choice((5.0, 60.0)),
-        quiet_grace_s=rng.choice((5.0, 60.0)),
     )
 
 
@@ -371,6 +370,9 @@ class World:
     def _served(self, admit: Admit) -> None:
         rng, truth = self.rng, self.truths[admit.model]
         self.flights[admit.request] = admit.model
+        if rng.random() < GROWS:
+            engine = self.engines[admit.model]
+            engine.holds_mib = {d: int(m * rng.uniform(1.0, 1.2)) for d, m in engine.holds_mib.items()}
         if rng.random() < self.weather.lost:
             self.later(rng.uniform(0.0, 0.5), self._lose, admit.request)
         elif rng.random() < 0.02:
@@ -596,7 +598,7 @@ class World:
         operation = rng.choice(list(Operation))
         if operation is Operation.PIN and len(self.watch.pinned) >= 2:
             operation = Operation.UNPIN
-        wish = OperatorAsked(self.now, self.fresh_id(), model, operation, rng.random() < 0.3, None)
+        wish = OperatorAsked(self.now, self.fresh_id(), model, operation, rng.random() < 0.3, rng.choice((None, None, 1, 2)))
         self.tell(wish)
         self.later(rng.uniform(5.0, 60.0), self._operate)
 
@@ -692,10 +694,14 @@ class World:
 
     def _close(self) -> None:
         self.closing = True
-        self.tell(ShutdownAsked(self.now, force=self.rng.random() < 0.5))
+        force = self.rng.random() < 0.5
+        self.tell(ShutdownAsked(self.now, force=force))
         if self.watch.waiting:
             raise Broken(f"{len(self.watch.waiting)} requests still wait after shutdown was asked for")
         self._arrive(next(iter(sorted(self.watch.models))))
+        if not force and self.rng.random() < 0.3:
+            self._run_until(self.now + 5.0, self._drained)
+            self.tell(ShutdownAsked(self.now, force=True))
         self._run_until(self.now + CLOSING_S_MAX, lambda: self._drained() and not self.engines)
         self.watch.all_over()
         if self.engines:

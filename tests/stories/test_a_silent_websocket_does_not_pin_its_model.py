@@ -13,10 +13,9 @@ import aiohttp
 from .rig import Rig, fake
 
 QUIET_S = 0.3  # without a data frame, then the socket is called silent
-GRACE_S = 0.6  # so long a silent one still counts
 SLACK_S = 3.0
 FAREWELLS = (1001, 1012)
-CONFIG: dict[str, Any] = {"limits": {"tunnel_quiet_s": QUIET_S}, "scheduling": {"quiet_grace_s": GRACE_S}}
+CONFIG: dict[str, Any] = {"limits": {"tunnel_quiet_s": QUIET_S}}
 
 
 @asynccontextmanager
@@ -29,7 +28,7 @@ async def socket_to(rig: Rig, model: str) -> AsyncIterator[aiohttp.ClientWebSock
 
 
 async def test_frames_pass_both_ways_and_a_silent_socket_makes_room(tmp_path: Path) -> None:
-    """The engine's sub-protocol, text and 1 MiB binary frames; then another model is served within the grace, and the socket is told."""
+    """The engine's sub-protocol, text and 1 MiB binary frames; then another model is served once it is silent, and the socket is told."""
     models = {"w": fake(vram=8000, ws=1), "b": fake(vram=8000)}
     async with Rig(tmp_path, models, config=CONFIG) as rig, socket_to(rig, "w") as ws:
         assert ws.protocol == "realtime"
@@ -48,7 +47,7 @@ async def test_frames_pass_both_ways_and_a_silent_socket_makes_room(tmp_path: Pa
         last = asyncio.ensure_future(ws.receive(timeout=20))
         reply = await rig.chat("b")
         assert reply.done
-        assert reply.took_s < QUIET_S + GRACE_S + SLACK_S
+        assert reply.took_s < QUIET_S + SLACK_S
         message = await last
         pinging.cancel()
         assert (message.type, ws.close_code in FAREWELLS) == (aiohttp.WSMsgType.CLOSE, True)
@@ -60,7 +59,7 @@ async def test_a_socket_in_use_is_never_cut_for_another_model(tmp_path: Path) ->
     models = {"w": fake(vram=8000, ws=1), "b": fake(vram=8000)}
     async with Rig(tmp_path, models, config=CONFIG) as rig, socket_to(rig, "w") as ws:
         waiting = asyncio.ensure_future(rig.chat("b"))
-        until_at = time.monotonic() + 2 * (QUIET_S + GRACE_S)
+        until_at = time.monotonic() + 4 * QUIET_S
         while time.monotonic() < until_at:
             await ws.send_str("still here")
             assert await ws.receive_str(timeout=10) == "still here"
@@ -69,7 +68,7 @@ async def test_a_socket_in_use_is_never_cut_for_another_model(tmp_path: Path) ->
         stopped_at = time.monotonic()
         assert (await ws.receive(timeout=20)).type == aiohttp.WSMsgType.CLOSE
         assert (await waiting).done
-        assert time.monotonic() - stopped_at < QUIET_S + GRACE_S + SLACK_S
+        assert time.monotonic() - stopped_at < QUIET_S + SLACK_S
 
 
 async def test_an_idle_model_leaves_by_its_ttl_although_a_socket_is_open(tmp_path: Path) -> None:

@@ -162,12 +162,10 @@ class Policy:
     learn_margin: float = 1.05
     learn_stable_s: float = 10.0
     learn_requests: int = 3
-    outside_quiet_s: float = 60.0  # outside memory must have been lower this long before the budget grows again
     outside_samples: int = 3  # samples in a row before a growth of outside memory counts
     harm_check: float = 0.0  # share of the expected harm to the victim's clients that must have been waited; 0 = off
     lanes: int = 1  # memory-changing transitions on a device at once; 2 = a second start beside one that evicts nobody
     second_lane_ratio: float = 1.4  # lanes=2 closes again when a start beside another takes this much longer
-    quiet_grace_s: float = 60.0  # an open but silent tunnel counts as in flight this long
     settle_rounds_max: int = 256
     story_kept: int = 64
 
