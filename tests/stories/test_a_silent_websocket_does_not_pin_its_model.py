@@ -76,6 +76,6 @@ async def test_an_idle_model_leaves_by_its_ttl_although_a_socket_is_open(tmp_pat
     async with Rig(tmp_path, {"w": fake(ws=1, config={"ttl": 1})}, config=CONFIG) as rig, socket_to(rig, "w") as ws:
         await ws.send_str("good evening")
         assert await ws.receive_str(timeout=10) == "good evening"
-        message = await ws.receive(timeout=QUIET_S + GRACE_S + 1 + SLACK_S)
+        message = await ws.receive(timeout=QUIET_S + 1 + SLACK_S)
         assert (message.type, ws.close_code in FAREWELLS) == (aiohttp.WSMsgType.CLOSE, True)
         await rig.wait_state("w", "stopped")
