@@ -84,6 +84,7 @@ class Kept:
     generation: int = 0
     devices: tuple[str, ...] = ()  # where something is booked for it, host RAM included
     lanes: tuple[str, ...] = ()  # where it rises
+    at_ready_mib: int = 0  # measured when it became ready, on its fullest device
     sized: bool = True  # False: nobody knows what it needs
     reserved: dict[str, int] = field(default_factory=dict)
     measured: dict[str, int] = field(default_factory=dict)
@@ -108,7 +109,7 @@ class Kept:
             case _ if device in self.measured:
                 return self.measured[device]
             case _ if self.measured and device in self.lanes:
-                return min(self.reserved.get(device, 0), max(self.measured.values()))  # alike on each of its devices
+                return min(self.reserved.get(device, 0), self.at_ready_mib)  # alike on each of its devices
             case _:
                 return self.reserved.get(device, 0) if self.sized else 0
 
@@ -192,6 +193,7 @@ class Watch:
         if report.state is State.READY and kept.state in (State.STARTING, State.WAKING, State.READY):
             kept.state, kept.idle_at = State.READY, report.at
             kept.measured = {d: m for d, m in report.measured_mib.items() if d in kept.devices}
+            kept.at_ready_mib = max(kept.measured.values(), default=0)
             if report.host_mib is not None and RAM in kept.devices and RAM not in report.measured_mib:
                 kept.measured[RAM] = report.host_mib
         elif report.state is State.ASLEEP and kept.state in (State.GOING_TO_SLEEP, State.WAKING):
