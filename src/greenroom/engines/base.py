@@ -36,6 +36,7 @@ class Launch:
     port: int
     stop_argv: tuple[str, ...] = ()  # may hold ${PID}
     cwd: str | None = None
+    term_again_s: float | None = None  # it may lose a TERM: say it again after this long, until it is gone
     detached: bool = False  # a container client: the engine is not in our process tree
     secrets: tuple[str, ...] = ()  # values never to be shown (masked in logs and status)
 

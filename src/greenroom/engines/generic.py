@@ -37,6 +37,8 @@ class Generic:
     key_variables: ClassVar[tuple[str, ...]] = ()
     ready_lines: ClassVar[re.Pattern[str]] = re.compile(r"listening on|Uvicorn running on|Application startup complete", re.IGNORECASE)
 
+    term_again_s: ClassVar[float | None] = None  # see Launch
+
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
         self.command: Unwrapped = unwrap(config.argv)
@@ -58,6 +60,7 @@ class Generic:
             port=proxy.port or (443 if proxy.scheme == "https" else 80),
             stop_argv=tuple(_fill(item, port) for item in self.config.stop_argv),
             cwd=self.config.cwd,
+            term_again_s=self.term_again_s,
             detached=self.command.client,
             secrets=self.secrets(),
         )

@@ -38,6 +38,7 @@ class LlamaServer(Generic):
     port_flags: ClassVar[tuple[str, ...]] = ("--port",)
     host_flags: ClassVar[tuple[str, ...]] = ("--host",)
     key_variables: ClassVar[tuple[str, ...]] = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY")
+    term_again_s: ClassVar[float | None] = 1.0  # a TERM just after it became ready can be swallowed
     ready_lines: ClassVar[re.Pattern[str]] = re.compile(r"listening on http|server is listening|model loaded|all slots are idle")
 
     # ------------------------------------------------------------------------------------------------------- launching

@@ -414,12 +414,24 @@ async def stop(
         if not (stop_argv and await _run_stop_command(process, stop_argv, grace_s, on_signal)):
             on_signal("TERM")
             process.send(signal.SIGTERM)
-        if not await process.tree_gone(began_at + grace_s - time.monotonic()):
+        if not await _gone_in_time(process, began_at + grace_s, on_signal):
             killed = True
             on_signal("KILL")
             unkillable = not await _kill(process, kill_s_max)
     process.close()
     return StopOutcome(killed, unkillable, time.monotonic() - began_at, process.exit)
+
+
+async def _gone_in_time(process: Process, deadline: float, on_signal: Callable[[str], None]) -> bool:
+    """Wait for the tree to go; an engine known to lose a TERM is told again."""
+    again_s = process.launch.term_again_s
+    while (left_s := deadline - time.monotonic()) > 0:
+        if await process.tree_gone(left_s if again_s is None else min(again_s, left_s)):
+            return True
+        if again_s is not None and time.monotonic() < deadline:
+            on_signal("TERM")
+            process.send(signal.SIGTERM)
+    return await process.tree_gone(0.0)
 
 
 async def _run_stop_command(process: Process, stop_argv: Sequence[str], grace_s: float, on_signal: Callable[[str], None]) -> bool:

@@ -7,14 +7,13 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from greenroom.config.errors import ConfigError, Problem
 from greenroom.config.model import Config, DeviceConfig, ModelConfig
 from greenroom.core.facts import Device, Group, Model, Policy, Priority, Setup
 from greenroom.engines.base import DeviceRef, Engine, Estimate
-from greenroom.engines.detect import describe
+from greenroom.engines.detect import describe, devices_count, identity
 from greenroom.host.gpus import GpuInfo
 from greenroom.host.memory import total_mib
 from greenroom.ledger.footprints import Footprints, Key, Learned
@@ -190,7 +189,8 @@ def lower_model(
 ) -> Model:
     costs = engine.costs(estimate)
     need, source = need_of(model, estimate, learned)
-    floor = estimate.device_mib or 0 if candidates == ("ram",) else 0
+    # Untouched pages of host RAM, and a share an engine was told to take, are not free because they were not seen in use.
+    floor = (estimate.device_mib or 0) if candidates == ("ram",) or estimate.source == "flags" else 0
     tiers = () if model.sleep == "off" else tuple(tier for tier in costs.tiers if model.sleep == "auto" or str(tier.level) == model.sleep)
     return Model(
         id=model.id,
@@ -199,7 +199,7 @@ def lower_model(
         need_floor_mib=min(floor, need or floor),
         need_source=source,
         host_mib=model.host_memory_mib or (estimate.host_mib if candidates != ("ram",) else 0),
-        devices_count=model.devices_count,
+        devices_count=devices_count(model) if candidates != ("ram",) else 1,
         parallel=model.parallel or engine.parallel(),
         queue_limit=model.queue_limit,
         pinned=model.pin,
@@ -234,17 +234,10 @@ def digest_of(model: ModelConfig) -> str:
 
 def footprint_key(model: ModelConfig, candidates: tuple[str, ...], devices: Sequence[Device]) -> Key:
     """What makes two launches comparable: files, command, kind of device."""
-    stats = []
-    for item in model.argv:
-        path = Path(item.partition("=")[2] or item) if "/" in item else None
-        try:
-            if path is not None and path.is_file() and path.suffix in (".gguf", ".safetensors", ".bin"):
-                stat = path.stat()
-                stats.append((str(path), stat.st_size, stat.st_mtime_ns))
-        except OSError:
-            continue
+    same = identity(model)
+    files = hashlib.sha256(repr(same.files).encode()).hexdigest()[:16]
     kind = next((device.name or device.kind for device in devices if device.id in candidates[:1]), "")
-    return Key(hashlib.sha256(repr(stats).encode()).hexdigest()[:16], "", digest_of(model), kind)
+    return Key(files, "", same.argv_digest[:16], kind)
 
 
 def policy_of(config: Config) -> Policy:

@@ -143,7 +143,7 @@ class HostCrew:
     async def _spawn(self, action: Start, engine: Engine) -> Running:
         refs = tuple(self.stage.devices[name] for name in action.devices)
         port = self._choose_port(action.model, engine)
-        launch = engine.launch(port, refs)
+        launch = engine.launch(port, refs, action.generation)
         ring = self._ring(action.model, engine, launch.secrets)
         ring.note(f"[greenroom: start {action.generation} on {', '.join(action.devices)}, port {launch.port}]")
         token = f"{action.generation}-{os.getpid()}-{port}-{int(self._clock() * 1e6):x}"
