@@ -191,9 +191,10 @@ class Watch:
         if kept is None or report.generation != kept.generation or kept.state is State.STOPPED:
             return
         if report.state is State.READY and kept.state in (State.STARTING, State.WAKING, State.READY):
-            kept.state, kept.idle_at = State.READY, report.at
+            rose = kept.state is not State.READY
+            kept.state, kept.idle_at = State.READY, report.at if rose else kept.idle_at
             kept.measured = {d: m for d, m in report.measured_mib.items() if d in kept.devices}
-            kept.at_ready_mib = max(kept.measured.values(), default=0)
+            kept.at_ready_mib = max(kept.measured.values(), default=0) if rose else kept.at_ready_mib
             if report.host_mib is not None and RAM in kept.devices and RAM not in report.measured_mib:
                 kept.measured[RAM] = report.host_mib
         elif report.state is State.ASLEEP and kept.state in (State.GOING_TO_SLEEP, State.WAKING):

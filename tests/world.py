@@ -370,8 +370,8 @@ class World:
     def _served(self, admit: Admit) -> None:
         rng, truth = self.rng, self.truths[admit.model]
         self.flights[admit.request] = admit.model
-        if rng.random() < GROWS:
-            engine = self.engines[admit.model]
+        engine = self.engines.get(admit.model)
+        if engine is not None and rng.random() < GROWS:
             engine.holds_mib = {d: int(m * rng.uniform(1.0, 1.2)) for d, m in engine.holds_mib.items()}
         if rng.random() < self.weather.lost:
             self.later(rng.uniform(0.0, 0.5), self._lose, admit.request)

@@ -360,3 +360,36 @@ def test_an_exclusive_group_excludes_whoever_came_first(order: tuple[str, ...]) 
     there = {name for name, state in play.states().items() if state is not State.STOPPED}
     last_of_rest = set(itertools.takewhile(lambda name: name != "main", reversed(order)))
     assert ({"main"} if order[-1] == "main" else last_of_rest) == there
+
+
+def test_a_pinned_model_that_came_back_after_an_unload_is_pinned_again() -> None:
+    """Unloaded by an operator, then asked for by a client: what may not be beside it hears so at once, it never waits for ever."""
+    models = Model("main", (GPU,), 8000, pinned=True), Model("rival", (GPU,), 1000), Model("x", (GPU,), 4000)
+    play = Play(*models, groups=(Group("solo", frozenset({"rival"})),))
+    play.scheduler.start()
+    play.now = UP_S
+    play.ready("main")
+    play.wishes("main", Operation.UNLOAD)
+    play.stopped("main")
+    play.serves("main")
+
+    assert statuses(play.asks("rival")) == [503]
+    assert statuses(play.asks("x")) == [503]
+
+
+def test_who_waits_when_a_pinned_rival_comes_back_is_refused() -> None:
+    """A request that was taken while the pinned model was away is answered when that one is there again."""
+    models = Model("main", (GPU,), 1000, pinned=True), Model("rival", (GPU,), 1000)
+    play = Play(*models, groups=(Group("solo", frozenset({"rival"})),))
+    play.scheduler.start()
+    play.now = UP_S
+    play.ready("main")
+    play.wishes("main", Operation.UNLOAD)
+    answers = play.asks("main") + play.asks("rival") + play.stopped("main")
+    assert [order.model for order in answers if isinstance(order, Start)] == ["main"]
+    play.now += UP_S
+    answers += play.ready("main", 2)
+    answers += play.ends(play.requests - 1)
+    answers += [action for _, action in play.waits_until(play.now + 60)]
+
+    assert [(action.request, action.status) for action in answers if isinstance(action, Refuse)] == [(play.requests, 503)]

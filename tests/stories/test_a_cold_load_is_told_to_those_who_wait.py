@@ -37,10 +37,11 @@ async def test_a_stream_hears_of_the_load_until_its_first_event(tmp_path: Path) 
         assert [json.loads(payload)["object"] for payload in reply.tokens] == ["chat.completion.chunk"] * 3
 
 
-async def test_a_waiting_stream_is_never_silent_for_long(tmp_path: Path) -> None:
-    """A middle box that cuts silent calls has nothing to cut: comments come at the promised pace, and say what is going on."""
-    async with Rig(tmp_path, {"a": fake(ready_after=LOAD_S)}, config=SOON) as rig:
-        reply = await rig.chat("a", stream=True)
+async def test_a_waiting_stream_is_never_silent_and_hears_how_it_ends(tmp_path: Path) -> None:
+    """Comments come at the promised pace.  A load that fails ends in an error event and a cut, never in a clean short end."""
+    never = fake(ready_after=60, config={"start_timeout": 1.5})
+    async with Rig(tmp_path, {"a": fake(ready_after=LOAD_S), "never": never}, config=SOON) as rig:
+        reply, failed = await together(rig.chat("a", stream=True), rig.chat("never", stream=True))
         assert reply.done
         assert reply.head_at - reply.asked_at < FIRST_S + SLACK_S
         told = comments(reply)
@@ -48,22 +49,23 @@ async def test_a_waiting_stream_is_never_silent_for_long(tmp_path: Path) -> None
         assert max(silences_s(reply)) < EVERY_S + SLACK_S
         assert b"loading" in told[0][1]
 
-
-async def test_a_load_that_fails_ends_a_waiting_stream_with_an_error(tmp_path: Path) -> None:
-    """An error event, no end marker, and the connection is cut: never a clean short end."""
-    async with Rig(tmp_path, {"a": fake(ready_after=60, log_every=0.2, config={"start_timeout": 1.5})}, config=SOON) as rig:
-        reply = await rig.chat("a", stream=True)
-        assert (reply.status, reply.complete, b"[DONE]" in reply.data) == (200, False, False)
-        assert "a" in reply.error["message"]
-        assert reply.error["code"]
-        assert comments(reply)
-        held = await rig.chat("a")
-        assert held.status in (503, 504)
+        assert (failed.status, failed.complete, b"[DONE]" in failed.data) == (200, False, False)
+        assert "never" in failed.error["message"]
+        assert failed.error["code"]
+        assert comments(failed)
+        assert (await rig.chat("never")).status in (503, 504)
 
 
 async def test_other_answers_are_held_and_retries_cause_no_second_start(tmp_path: Path) -> None:
-    """A whole answer waits for the load; impatient clients that ask again and again share the one start."""
+    """A load by the API is answered at once with the place to look; whole answers wait; impatient clients share the one start."""
     async with Rig(tmp_path, {"a": fake(ready_after=LOAD_S)}) as rig:
+        asked_at = time.monotonic()
+        accepted = await rig.api("POST", "/api/models/a/load")
+        assert (accepted.status, time.monotonic() - asked_at < SLACK_S) == (202, True)
+        place = accepted.json["status_url"]
+        seen = (await rig.api("GET", place)).json
+        assert (seen["id"], seen["state"]) == ("a", "starting")
+
         held = asyncio.ensure_future(rig.chat("a"))
         await rig.wait_journal("a", "start")
         for patience_s in (0.3, 0.2, 0.1):
@@ -72,19 +74,5 @@ async def test_other_answers_are_held_and_retries_cause_no_second_start(tmp_path
             impatient.close()
         last = await together(rig.chat("a"), rig.chat("a"))
         assert [(await held).done, *(reply.done for reply in last)] == [True] * 3
-        assert rig.starts("a") == 1
-        assert len(rig.inferences("a")) == 3
-
-
-async def test_a_load_by_the_api_is_answered_at_once(tmp_path: Path) -> None:
-    """202 with the place to look, long before the model is there."""
-    async with Rig(tmp_path, {"a": fake(ready_after=LOAD_S)}) as rig:
-        asked_at = time.monotonic()
-        reply = await rig.api("POST", "/api/models/a/load")
-        assert (reply.status, time.monotonic() - asked_at < SLACK_S) == (202, True)
-        place = reply.json["status_url"]
-        seen = (await rig.api("GET", place)).json
-        assert (seen["id"], seen["state"]) == ("a", "starting")
-        assert (await rig.chat("a")).done
+        assert (rig.starts("a"), len(rig.inferences("a"))) == (1, 3)
         assert (await rig.api("GET", place)).json["state"] == "ready"
-        assert rig.starts("a") == 1

@@ -54,7 +54,7 @@ BROKEN: dict[str, tuple[str | bytes, int]] = {
 
 # The command line, imported once and forked for each line of its input: a cold start of Python each would be most of the time.
 WARM = """
-import json, os, sys
+import json, os, sys, traceback
 import greenroom.cli.check, greenroom.cli.serve_cmd, greenroom.config.load, greenroom.serve.server
 from greenroom.cli import main
 for line in sys.stdin:
@@ -64,7 +64,15 @@ for line in sys.stdin:
         for path, number in ((out, 1), (err, 2)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), number)
         sys.argv = ["greenroom", *words]
-        sys.exit(main())
+        try:
+            code = main()
+        except SystemExit as end:
+            code = end.code
+        except BaseException:
+            code = 70
+            traceback.print_exc()
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code or 0)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 

@@ -39,7 +39,7 @@ async def test_five_odd_names_are_served_by_their_own_engines(tmp_path: Path) ->
 
 
 async def test_the_target_reaches_the_engine_byte_for_byte(tmp_path: Path) -> None:
-    """Behind the model's prefix nothing is decoded, merged, resolved or reordered; HEAD stays HEAD and has no body."""
+    """Behind the model's prefix nothing is decoded, merged, resolved or reordered, nothing leaves it; HEAD stays HEAD without a body."""
     async with Rig(tmp_path, {name: fake(vram=100) for name in NAMES}) as rig:
         await rig.warm(*NAMES)
         for name in NAMES:
@@ -55,12 +55,8 @@ async def test_the_target_reaches_the_engine_byte_for_byte(tmp_path: Path) -> No
             assert await exchange.reader.read() == b""
             exchange.close()
 
-
-async def test_dot_segments_lead_to_no_other_route(tmp_path: Path) -> None:
-    """Whoever resolves them, it is not us: no such target is answered by the control plane or by another model."""
-    async with Rig(tmp_path, {"plain": fake(vram=100), "other": fake(vram=100)}) as rig:
-        await rig.warm("plain")
-        climbing = ("/../../api/status", "/%2e%2e/%2e%2e/api/status", "/..%2f..%2fapi/status", "/../other/props", "/x/../../../unload")
+        # Dot segments lead to no other route: whoever resolves them, it is not us.
+        climbing = ("/../../api/status", "/%2e%2e/%2e%2e/api/status", "/..%2f..%2fapi/status", "/../a+b/props", "/x/../../../unload")
         for target in climbing:
             reply = await (await rig.send("GET", f"/upstream/plain{target}")).rest()
             if reply.status == 200:
@@ -72,5 +68,4 @@ async def test_dot_segments_lead_to_no_other_route(tmp_path: Path) -> None:
             reply = await (await rig.send("POST", target)).rest()
             assert reply.status != 202
             assert "devices" not in (reply.json if reply.body.startswith(b"{") else {})
-        assert rig.starts("other") == 0
-        assert (await rig.model("plain"))["state"] == "ready"
+        assert [(await rig.model(name))["state"] for name in NAMES] == ["ready"] * 5
