@@ -32,6 +32,13 @@ class Costs:
     peak_at: float = 0.0
     base: float = 0.0  # the greedy-dual clock at the last use
 
+    def forget_times(self) -> None:
+        """The engine is another one now; how the model is used stays known."""
+        self.up_s = self.down_s = self.serve_s = self.beside_ratio = None
+        self.lone_starts = 0
+        for figures in (self.sleep_s, self.wake_s, self.residue_mib):
+            figures.clear()
+
     def up(self, model: Model) -> float:
         return self.up_s if self.up_s is not None else model.up_s
 

@@ -39,6 +39,7 @@ class Entry:
     failures: int = 0  # in a row
     backoff_until: float = 0.0
     oom_tries: int = 0  # retries of the out-of-memory ladder used in this attempt
+    displaced: frozenset[str] = frozenset()  # who was sent away for the attempt to bring it in
     ooms: deque[float] = field(default_factory=lambda: deque(maxlen=16))
     quarantined: bool = False
     unkillable: bool = False  # its process does not end even after SIGKILL; its memory stays booked

@@ -251,6 +251,7 @@ class InstanceReported:
     leaked_mib: int = 0
     wanted_mib: int | None = None  # what the engine said it wanted, when it refused itself
     level: int = 0  # with ASLEEP
+    samples: tuple[MemoryMeasured, ...] = ()  # with STOPPED: its devices, measured after its end
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,7 @@ def ended(stage: Stage, entry: Entry, report: InstanceReported) -> None:
     if report.leaked_mib:
         stage.tell(entry, "leaked", f"{gib(report.leaked_mib)} did not come back after it ended: {report.why}", "warning")
     stage.fulfil(entry, ("unload",), f"{entry.id} is stopped")
-    if entry.order == "sleep":
-        stage.deny(entry, 409, "not_asleep", f"{entry.id} ended before it was asleep")
+    stage.deny(entry, 409, "not_asleep", f"{entry.id} ended before it was asleep")
     entry.order = ""
     if not entry.retire:
         stage.ordered.pop(entry.id, None)
@@ -75,8 +74,8 @@ def _unkillable(stage: Stage, entry: Entry, report: InstanceReported) -> None:
     stage.refuse_all(entry, 503, "unkillable", f"{entry.id}: {report.why}", 60.0)
     if entry.state is not State.STOPPING:
         entry.move(State.STOPPING, stage.now)
-    for move in [move for move in stage.moves if entry.id in move.victims or move.target is entry]:
-        stage.release_lanes(move)
+    if (move := stage.move_of(entry)) is not None:
+        reopen(stage, move, f"{entry.id} does not end")
 
 
 def crashed(stage: Stage, entry: Entry, report: InstanceReported) -> None:
@@ -90,7 +89,9 @@ def crashed(stage: Stage, entry: Entry, report: InstanceReported) -> None:
     stage.tell(entry, "crashed", f"ended by itself after {span(max(0.0, lived_s))}: {entry.last_error}", "warning")
     stage.deny(entry, 503, "engine_died", f"{entry.id} ended by itself: {entry.last_error}")
     rest(stage, entry, delay_s)
-    if delay_s > 0:
+    if entry.quarantined:
+        stage.refuse_all(entry, 503, "quarantined", f"{entry.id} ran out of memory too often: {entry.last_error}", 60.0)
+    elif delay_s > 0:
         stage.refuse_all(entry, 503, "backing_off", _backing_off(entry, delay_s), delay_s)
 
 
@@ -109,7 +110,7 @@ def start_failed(stage: Stage, entry: Entry, report: InstanceReported) -> None:
     status, code = (504, "start_timeout") if report.cause is Cause.TIMEOUT else (503, "out_of_memory" if memory else "start_failed")
     message = f"{entry.id} could not start: {entry.last_error}"
     if memory:
-        message += f" (tried with {gib(entry.need_mib or 0)} booked)"
+        message += f" (tried with {booking(entry)} booked)"
     stage.deny(entry, status, code, message)
     rest(stage, entry, delay_s)
     stage.refuse_all(entry, status, code, message, delay_s)
@@ -120,23 +121,30 @@ def _retry_with_more(stage: Stage, entry: Entry, report: InstanceReported) -> bo
     """One more try with a larger booking; for an engine that refused itself only if somebody can make room."""
     if entry.oom_tries or entry.quarantined or not entry.queue or stage.shutting_down:
         return False
-    devices = entry.instance.devices
-    most = min((stage.book.pools[d].most_mib for d in devices if d in stage.book.pools), default=0)
-    others = any(
-        name != entry.id and not stage.entries[name].pinned
-        for d in devices
-        if d in stage.book.pools
-        for name in stage.book.pools[d].holders
-    )
+    pools = [stage.book.pools[device] for device in entry.instance.devices]
+    others = any(name != entry.id and not stage.entries[name].pinned for pool in pools for name in pool.holders)
     if report.cause is Cause.STARTUP_MEMORY and not others:
         return False
-    old = entry.need_mib if entry.need_mib is not None else most
-    larger = max(int(old * stage.policy.oom_growth) + 1, report.wanted_mib or 0)
-    entry.need_mib, entry.need_source = min(larger, max(most, old)), "measured"
+    before = booking(entry)
+    _raise_need(stage, entry, report)
     entry.oom_tries = 1
     entry.move(State.STOPPED, stage.now)
-    stage.tell(entry, "oom_retry", f"out of memory with {gib(old)} booked: one more try with {gib(entry.need_mib)}", "warning")
+    stage.tell(entry, "oom_retry", f"out of memory with {before} booked: one more try with {booking(entry)}", "warning")
     return True
+
+
+def booking(entry: Entry) -> str:
+    return gib(entry.need_mib) if entry.need_mib is not None else "the whole device"
+
+
+def _raise_need(stage: Stage, entry: Entry, report: InstanceReported) -> None:
+    """Book more from now on, at most what its devices can ever give; unknown stays unknown: that is all there is."""
+    old = entry.need_mib
+    if old is None:
+        return
+    most = min((stage.book.pools[device].most_mib for device in entry.instance.devices), default=old)
+    larger = max(int(old * stage.policy.oom_growth) + 1, report.wanted_mib or 0)
+    entry.need_mib, entry.need_source = min(larger, max(most, old)), "measured"
 
 
 def _count_oom(stage: Stage, entry: Entry, report: InstanceReported) -> None:
@@ -144,9 +152,7 @@ def _count_oom(stage: Stage, entry: Entry, report: InstanceReported) -> None:
     entry.ooms.append(stage.now)
     recent = sum(stage.now - at <= policy.quarantine_window_s for at in entry.ooms)
     if entry.state not in RISING:
-        grown = int((entry.need_mib or 0) * policy.oom_growth)
-        if entry.need_mib is not None:
-            entry.need_mib = max(grown, report.wanted_mib or 0)
+        _raise_need(stage, entry, report)
     if recent >= policy.quarantine_ooms and not entry.quarantined:
         entry.quarantined = True
         stage.tell(
@@ -190,11 +196,8 @@ def revive_pinned(stage: Stage, entry: Entry) -> None:
 
 def restore(stage: Stage, entry: Entry) -> None:
     """What was evicted for a start that failed comes back, where it costs nobody else their place."""
-    for other in stage.entries.values():
-        if other.state in HOME and other.id in _evicted_for(stage, entry) and not other.retire and not other.order:
+    for name in sorted(entry.displaced):
+        other = stage.entries.get(name)
+        if other is not None and other.state in HOME and not other.retire and not other.order:
             stage.ghost(other, quiet=True)
-
-
-def _evicted_for(stage: Stage, entry: Entry) -> frozenset[str]:
-    move = stage.move_of(entry)
-    return frozenset(move.victims) if move is not None and move.target is entry else frozenset()
+    entry.displaced = frozenset()

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from .costs import blend
 from .entry import Entry
 from .facts import Admit, Done, InstanceReported, Sleep, Start, State, Stop, Wake
-from .placement import Choice, leave_s, loss_s
+from .placement import ABSENT, Choice, fall_level, host_takes, leave_s, loss_s
 from .queue import Waiting
-from .residency import FALLING, HOME, RISING
+from .residency import FALLING, HOME, RISING, SERVING
 from .stage import Admission, Move, Phase, Stage
 
 
@@ -63,16 +63,21 @@ def begin(stage: Stage, target: Entry, devices: tuple[str, ...], choice: Choice)
         lanes.update(stage.entries[name].instance.devices)
     move = Move(target, devices, frozenset(lanes), victims, Phase.GATING, stage.now, stage.now, wakes=target.state is State.ASLEEP)
     stage.hold_lanes(move)
+    target.displaced = target.displaced.union(victims) if target.oom_tries else frozenset(victims)
     stage.aging = max(stage.aging, choice.dearest)
-    for name in victims:
-        victim = stage.entries[name]
-        if victim.instance.in_flight:
+    _gate(stage, target, [stage.entries[name] for name in victims])
+    advance(stage, move)
+
+
+def _gate(stage: Stage, target: Entry, victims: list[Entry]) -> None:
+    """Those with requests in flight admit no more; idle ones go on serving as long as others drain."""
+    for victim in victims:
+        if victim.state is State.READY and victim.instance.in_flight:
             victim.move(State.DRAINING, stage.now)
             if victim.instance.busy:
                 count = len(victim.instance.in_flight)
                 stage.tell(victim, "gated", f"{target.id} is owed its room: new requests wait, {count} in flight finish first")
             stage.cut_quiet(victim, f"{target.id} needs the memory of {victim.id}, and this connection was silent")
-    advance(stage, move)
 
 
 def depart(stage: Stage, lanes: tuple[str, ...], entry: Entry, level: int) -> Move:
@@ -99,8 +104,13 @@ def _advance_gate(stage: Stage, move: Move) -> bool:
     if not wanted(target) or target.order or target.retire or target.state not in (State.STOPPED, State.ASLEEP):
         reopen(stage, move, "nobody waits for it any more")
         return True
+    if any(stage.entries[name].pinned for name in move.victims):
+        reopen(stage, move, "a victim was pinned meanwhile")
+        return True
     alive = [stage.entries[name] for name in move.victims if stage.entries[name].state in (State.READY, State.DRAINING)]
     if any(victim.instance.in_flight for victim in alive):
+        if not any(victim.instance.in_flight for victim in alive if victim.state is State.DRAINING):
+            _gate(stage, target, alive)  # served meanwhile, now keeps the target waiting: it drains too
         return _cut_overdue(stage, move, alive)
     why = f"{target.id} needed {gib(_wanted_mib(stage, target, move))}"
     sleepers = [stage.entries[name] for name in move.victims if stage.entries[name].state is State.ASLEEP]
@@ -153,6 +163,7 @@ def _arrive(stage: Stage, move: Move) -> bool:
         and not target.order
         and not target.retire
         and not stage.shutting_down
+        and not any(stage.entries[name].state not in ABSENT for name in stage.conflicts.get(target.id, ()) if name in stage.entries)
         and stage.now >= target.backoff_until
         and all(device in stage.book.pools for device in move.devices)
         and stage.book.fits(stage.required(target, move.devices), target.id)
@@ -171,6 +182,7 @@ def rise(stage: Stage, move: Move, target: Entry) -> None:
         f"{target.id} does not fit: {needs} {[(p.device.id, p.free_mib) for p in stage.book.pools.values()]}"
     )
     instance = target.instance
+    target.held_off = False  # it is asked for again: a pin counts from now on
     stage.book.set(target.id, needs)
     stage.touched.add(target.id)
     instance.beside = any(len(stage.lanes[device]) > 1 for device in move.devices)
@@ -204,10 +216,15 @@ def send_off(stage: Stage, entry: Entry, level: int, why: str, *, evicted: bool 
     held = stage.book.of(entry.id)
     freed = dict(held)
     entry.evictions += evicted
-    idle = f"idle {span(stage.now - instance.idle_at)}" if entry.state in (State.READY, State.DRAINING) else f"was {entry.state.value}"
+    if entry.state in SERVING and stage.now - instance.ready_at >= stage.policy.crash_forget_s:
+        entry.failures = 0
+    idle = f"idle {span(stage.now - instance.idle_at)}" if entry.state in SERVING else f"was {entry.state.value}"
     back = f"back in about {span(loss_s(entry, level) - leave_s(entry, level))}"
     tier = entry.tier(level)
-    if tier is not None and entry.state in (State.READY, State.DRAINING):
+    if tier is not None and not host_takes(stage, entry, tier):  # host RAM went to somebody else since this level was chosen
+        level = fall_level(stage, entry)
+        tier = entry.tier(level)
+    if tier is not None and entry.state in SERVING:
         needs = dict(held)
         if tier.host_mib and "ram" in stage.book.pools:
             needs["ram"] = max(needs.get("ram", 0), tier.host_mib)
@@ -307,6 +324,10 @@ def fell_asleep(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         entry.costs.sleep_s[level] = blend(entry.costs.sleep_s.get(level), report.took_s, stage.policy.cost_ewma)
     entry.move(State.ASLEEP, stage.now)
     instance.level = level
+    if woken_in_vain:
+        entry.failures += 1
+        entry.last_error = report.why or "it could not be woken"
+        stage.tell(entry, "wake_failed", f"could not be woken: {entry.last_error}", "warning")
     stage.tell(entry, "asleep", f"asleep at level {level}, still holds {gib(residue)} per device")
     stage.fulfil(entry, ("sleep",), f"{entry.id} is asleep at level {level}")
     stage.wake_at(stage.now, entry)
@@ -331,10 +352,13 @@ def note_measured(stage: Stage, entry: Entry, measured: Mapping[str, int], host_
             held[device] = mib
             grown = True
     if grown:
-        old, entry.need_mib = entry.need_mib, max(entry.need_mib or 0, *held.values()) if entry.need_mib is not None else None
         stage.book.set(entry.id, held)
         stage.touched.add(entry.id)
-        if old is not None and entry.need_mib is not None and entry.need_mib > old * 1.01:
+        old = entry.need_mib
+        if old is None:
+            return  # learned as a whole once it is stable
+        entry.need_mib = max(old, *(held.get(device, 0) for device in instance.devices))
+        if entry.need_mib > old * 1.01:
             entry.need_source = "measured"
             stage.tell(entry, "raised", f"really holds {gib(entry.need_mib)}, {gib(old)} were booked: the book follows", "warning")
 

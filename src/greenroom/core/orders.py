@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .entry import Entry, Wish
 from .facts import Done, Operation, OperatorAsked, Refuse, SetupChanged, State
-from .moves import depart, learn_down, send_off, span
+from .moves import depart, learn_down, reopen, send_off, span
 from .placement import fall_level, is_idle
 from .queue import Waiting
 from .residency import HOME
@@ -22,6 +22,9 @@ def asked(stage: Stage, event: OperatorAsked) -> None:
     if entry is None:
         stage.say(Refuse(event.request, 404, "unknown_model", f"there is no model {event.model!r}"))
         return
+    if (refusal := _impossible(stage, entry, event)) is not None:
+        stage.say(refusal)
+        return
     match event.operation:
         case Operation.LOAD:
             _load(stage, entry, event.request)
@@ -36,6 +39,15 @@ def asked(stage: Stage, event: OperatorAsked) -> None:
                 _load(stage, entry, event.request)
         case Operation.PIN | Operation.UNPIN:
             _pin(stage, entry, event)
+
+
+def _impossible(stage: Stage, entry: Entry, event: OperatorAsked) -> Refuse | None:
+    """What nobody would ever answer is refused at once."""
+    if stage.shutting_down and event.operation is not Operation.UNLOAD:
+        return Refuse(event.request, 503, "shutting_down", "greenroom is shutting down")
+    if entry.unkillable and event.operation not in (Operation.PIN, Operation.UNPIN):
+        return Refuse(event.request, 503, "unkillable", f"{entry.id}: {entry.last_error}")
+    return None
 
 
 def _load(stage: Stage, entry: Entry, request: int) -> None:
@@ -88,6 +100,9 @@ def _pin(stage: Stage, entry: Entry, event: OperatorAsked) -> None:
     entry.pinned = event.operation is Operation.PIN
     stage.count_pins()
     stage.tell(entry, "pinned" if entry.pinned else "unpinned", f"{event.operation.value}ned by an operator")
+    move = stage.move_of(entry)
+    if entry.pinned and move is not None and entry.id in move.victims and move.phase is Phase.GATING:
+        reopen(stage, move, "it was pinned")
     if entry.pinned:
         entry.held_off = False
         if entry.state is State.STOPPED and not entry.queue:
@@ -191,7 +206,10 @@ def _succeed(stage: Stage, entry: Entry) -> None:
 
 def ladder(stage: Stage, entry: Entry) -> None:
     """ready -> asleep after `sleep_after`, -> stopped after `ttl`; the clock starts at ready and at the last end."""
-    if entry.pinned or entry.order or entry.retire or stage.shutting_down or stage.move_of(entry) is not None:
+    if entry.pinned or entry.order or entry.retire or stage.shutting_down:
+        return
+    if stage.move_of(entry) is not None:
+        stage.wake_at(stage.now + LANE_RETRY_S, entry)
         return
     if entry.state not in (State.READY, State.ASLEEP) or not is_idle(entry):
         return

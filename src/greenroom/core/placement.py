@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .entry import Entry
-from .facts import State
+from .facts import SleepTier, State
 from .stage import Stage
 
-NOTHING: Mapping[str, int] = {}
+ABSENT = frozenset({State.STOPPED, State.FAILED, State.ASLEEP})  # what a group does not forbid beside another member
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,18 @@ def is_idle(entry: Entry) -> bool:
 
 def fall_level(stage: Stage, entry: Entry) -> int:
     """The sleep level a victim falls to: the cheapest wake that host RAM has room for; 0 = it stops."""
-    tiers = sorted(entry.model.sleep, key=entry.costs.waking)
-    ram = stage.book.pools.get("ram")
     held = stage.book.of(entry.id)
-    for tier in tiers:
-        host_free = tier.host_mib == 0 or ram is None or ram.free_mib + held.get("ram", 0) >= tier.host_mib
-        if host_free and any(mib > entry.costs.residue(tier) for device, mib in held.items() if device in entry.instance.devices):
+    for tier in sorted(entry.model.sleep, key=entry.costs.waking):
+        residue = entry.costs.residue(tier)
+        if host_takes(stage, entry, tier) and any(held.get(device, 0) > residue for device in entry.instance.devices):
             return tier.level
     return 0
+
+
+def host_takes(stage: Stage, entry: Entry, tier: SleepTier) -> bool:
+    """Whether host RAM has room for what `entry` would hold there while it sleeps."""
+    ram = stage.book.pools.get("ram")
+    return tier.host_mib == 0 or ram is None or ram.free_mib + stage.book.of(entry.id).get("ram", 0) >= tier.host_mib
 
 
 def freed_by(stage: Stage, entry: Entry, level: int) -> dict[str, int]:
@@ -117,7 +121,9 @@ def _rivals(stage: Stage, entry: Entry, idle_only: bool) -> list[Entry] | None:
     rivals = []
     for name in stage.conflicts.get(entry.id, ()):
         rival = stage.entries.get(name)
-        if rival is None or rival.state in (State.STOPPED, State.FAILED, State.ASLEEP):
+        if rival is not None and any(move.target is rival for move in stage.moves):
+            return None  # it is on its way in
+        if rival is None or rival.state in ABSENT:
             continue
         if rival.pinned or rival.state is not State.READY or not _may_go(stage, rival, idle_only):
             return None

@@ -399,9 +399,10 @@ def sizes(*mib: int) -> tuple[str, ...]:
 
 
 def _hopeless_on(stage: Stage, entry: Entry, devices: tuple[str, ...]) -> tuple[int, tuple[str, str, bool]] | None:
-    rival = _pinned_rival(stage, entry)
-    if rival and entry.model.on_conflict == "refuse":
-        return 0, ("no_room", f"no room: {entry.id} may not be resident beside {rival}, which is pinned; unpin it first", False)
+    rival = _immovable_rival(stage, entry)
+    if rival is not None and (rival.unkillable or entry.model.on_conflict == "refuse"):
+        why = "which does not end" if rival.unkillable else "which is pinned; unpin it first"
+        return 0, ("no_room", f"no room: {entry.id} may not be resident beside {rival.id}, {why}", False)
     for device, need in stage.required(entry, devices).items():
         pool = stage.book.pools[device]
         missing = need - pool.most_mib
@@ -430,12 +431,12 @@ def _hopeless_on(stage: Stage, entry: Entry, devices: tuple[str, ...]) -> tuple[
     return None
 
 
-def _pinned_rival(stage: Stage, entry: Entry) -> str:
+def _immovable_rival(stage: Stage, entry: Entry) -> Entry | None:
     for name in stage.conflicts.get(entry.id, ()):
         other = stage.entries.get(name)
-        if other is not None and other.pinned and not other.held_off:
-            return other.id
-    return ""
+        if other is not None and ((other.pinned and not other.held_off) or other.unkillable):
+            return other
+    return None
 
 
 # ------------------------------------------------------------------ room that others took

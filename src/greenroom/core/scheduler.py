@@ -230,6 +230,8 @@ class Scheduler:
         stage.leave_queue(entry, item)
         if entry.state is State.READY and is_without_work(entry):
             self._fell_idle(entry)
+        elif entry.state is State.ASLEEP and not entry.queue:
+            stage.wake_at(stage.now, entry)  # its ladder was not looked at while somebody waited
         return True
 
     def _lost(self, event: RequestLost) -> bool:
@@ -293,6 +295,8 @@ class Scheduler:
             return False  # word of an engine that is gone already
         if event.state is State.STOPPED:
             ended(stage, entry, event)
+            for sample in event.samples:  # whoever takes the room must know what others took of it meanwhile
+                self._measured(sample)
         elif event.state is State.READY:
             if entry.state is State.STOPPING:
                 return False  # it got ready just as it was stopped: STOPPED follows
@@ -352,6 +356,7 @@ class Scheduler:
         stage.shutting_down = True
         for entry in list(stage.entries.values()):
             stage.refuse_all(entry, 503, "shutting_down", "greenroom is shutting down", 5.0)
+            stage.deny_all_but(entry, "unload", 503, "shutting_down", "greenroom is shutting down")
             if entry.state not in HOME:
                 entry.order = "unload"
                 stage.ordered[entry.id] = entry

@@ -21,6 +21,7 @@ from .residency import HOME
 
 NEVER = float("inf")
 EPSILON_S = 1e-9
+UNKNOWN_MIB_MIN = 64  # a model of unknown size is not started into less than this
 GHOST_WAIT_S_MAX = 300.0  # a preload that found no room by then is dropped
 
 
@@ -102,6 +103,9 @@ class Stage:
     # ------------------------------------------------------------------ requests
 
     def enqueue(self, entry: Entry, item: Waiting, *, front: bool = False) -> None:
+        if not item.quiet_ghost and entry.queue and entry.queue.only_quiet:
+            for ghost in entry.queue.drain():  # superseded: a client must not inherit its age
+                self.requests.pop(ghost.request, None)
         entry.queue.add(item, front=front)
         self.requests[item.request] = entry
         self.clients += not item.ghost
@@ -144,6 +148,12 @@ class Stage:
             else:
                 kept.append(wish)
         entry.wishes = kept
+
+    def deny_all_but(self, entry: Entry, kept: str, status: int, code: str, message: str) -> None:
+        spared = [wish for wish in entry.wishes if wish.operation.value == kept]
+        entry.wishes = [wish for wish in entry.wishes if wish.operation.value != kept]
+        self.deny(entry, status, code, message)
+        entry.wishes = spared
 
     def deny(self, entry: Entry, status: int, code: str, message: str) -> None:
         for wish in entry.wishes:
@@ -204,7 +214,8 @@ class Stage:
         """MiB `entry` needs on `device` when ready; of unknown size, all that is there."""
         if entry.need_mib is not None:
             return entry.need_mib
-        return max(1, self.book.pools[device].budget_mib - self.pinned_on(device, besides=entry))
+        rest_mib = self.book.pools[device].budget_mib - self.pinned_on(device, besides=entry)
+        return max(rest_mib, entry.peak_mib, UNKNOWN_MIB_MIN)
 
     def required(self, entry: Entry, devices: tuple[str, ...]) -> dict[str, int]:
         needs = {device: self.need_on(entry, device) for device in devices}
@@ -226,7 +237,7 @@ class Stage:
 
     def wake_at(self, at: float, entry: Entry) -> None:
         """Look at `entry`'s ladder and back-off at `at`."""
-        if at < entry.ladder_due - EPSILON_S or entry.ladder_due <= self.now:
+        if at < entry.ladder_due:
             entry.ladder_due = at
             heapq.heappush(self.due, (at, entry.id))
 

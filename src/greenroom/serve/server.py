@@ -148,6 +148,7 @@ class GreenroomServer:
             self._plane_now = plane
             self._watch_signals()
             sampler = Sampler(self.shell, self.crew, self.gpus)
+            self.crew.look = sampler.look
             await sampler.sample()  # what others hold, before the first start
             tasks = [
                 self.shell.spawn(sampler.run()),

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from greenroom.core.facts import Cause, InstanceReported, Sleep, Start, State, Stop, Verify, Wake
+from greenroom.core.facts import Cause, InstanceReported, MemoryMeasured, Sleep, Start, State, Stop, Verify, Wake
 from greenroom.engines.base import DeviceRef, Engine, Launch
 from greenroom.host.gpus import GpuError, Gpus, GpuSample
 from greenroom.host.logs import LogRing
@@ -98,6 +98,7 @@ class HostCrew:
         self._echo = echo
         self._ports: set[int] = set()
         self._last_port: dict[str, int] = {}
+        self.look: Callable[[Sequence[DeviceRef]], Awaitable[tuple[MemoryMeasured, ...]]] = _blind  # measures devices
         self._strays: list[Running] = []
         self._masks: dict[str, bool] = {}
 
@@ -220,6 +221,7 @@ class HostCrew:
             exit_code=code,
             leaked_mib=leaked,
             wanted_mib=wanted,
+            samples=await self._cards_of(running),
         )
 
     def _failed(self, action: Start, cause: Cause, why: str) -> InstanceReported:
@@ -254,6 +256,7 @@ class HostCrew:
             why=why,
             exit_code=outcome.exit.code if outcome.exit is not None else None,
             leaked_mib=leaked,
+            samples=await self._cards_of(running),
         )
 
     def _unkillable(self, running: Running) -> InstanceReported:
@@ -288,6 +291,10 @@ class HostCrew:
             if left > slack:
                 missing_mib += left
         return missing_mib
+
+    async def _cards_of(self, running: Running) -> tuple[MemoryMeasured, ...]:
+        """Its cards as they are without it."""
+        return await self.look([ref for ref in running.devices if ref.kind in ("gpu", "mig")])
 
     def _unreleased_mib(self, ref: DeviceRef, pids: frozenset[int], rest_then: int) -> int:
         try:
@@ -352,7 +359,10 @@ class HostCrew:
             cause, why, code = ending.cause, ending.summary, signal_code
         leaked = await self._wait_released(running)
         self._forget(running)
-        return InstanceReported(self._clock(), model, generation, State.STOPPED, cause=cause, why=why, exit_code=code, leaked_mib=leaked)
+        samples = await self._cards_of(running)
+        return InstanceReported(
+            self._clock(), model, generation, State.STOPPED, cause=cause, why=why, exit_code=code, leaked_mib=leaked, samples=samples
+        )
 
     async def end_all(self) -> None:
         """Shutdown: every engine that still runs is ended at once."""
@@ -407,6 +417,10 @@ class HostCrew:
                 log.warning("%s: did not end on TERM, killed", running.model)
 
         return note
+
+
+async def _blind(refs: Sequence[DeviceRef]) -> tuple[MemoryMeasured, ...]:
+    return ()
 
 
 def safe_name(model: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from greenroom.core.facts import Cause, InstanceReported, MemoryMeasured, State
@@ -70,32 +70,39 @@ class Sampler:
 
     async def sample(self) -> None:
         """Also while nobody holds or wants anything: the first start must know what others hold."""
-        refs = [ref for ref in self._crew.stage.devices.values() if ref.kind == "ram" or (ref.kind in ("gpu", "mig") and ref.uuid)]
+        for ref in list(self._crew.stage.devices.values()):
+            for sample in await self.look([ref]):
+                self._shell.post(sample)
+
+    async def look(self, refs: Sequence[DeviceRef]) -> tuple[MemoryMeasured, ...]:
+        """One sample of each of these devices that can be measured."""
+        refs = [ref for ref in refs if ref.kind == "ram" or (ref.kind in ("gpu", "mig") and ref.uuid)]
         measured = {ref.id for ref in refs}
         running = [each for each in self._crew.running.values() if any(device.id in measured for device in each.devices)]
         trees = {each.model: each.process.tree() for each in running}
+        samples = []
         for ref in refs:
-            if ref.kind == "ram":
-                self._sample_ram(ref, running, trees)
-            else:
-                await self._sample_gpu(ref, running, trees)
+            sample = self._look_at_ram(ref, running, trees) if ref.kind == "ram" else await self._look_at_gpu(ref, running, trees)
+            if sample is not None:
+                samples.append(sample)
+        return tuple(samples)
 
-    def _sample_ram(self, ref: DeviceRef, running: Iterable[Running], trees: Mapping[str, frozenset[int]]) -> None:
+    def _look_at_ram(self, ref: DeviceRef, running: Iterable[Running], trees: Mapping[str, frozenset[int]]) -> MemoryMeasured:
         own = {each.model: tree_mib(trees[each.model]) for each in running if any(device.id == ref.id for device in each.devices)}
         used = max(0, self._total_mib - available_mib())
-        self._shell.post(MemoryMeasured(self._shell.clock(), ref.id, used, own, "other programs"))
+        return MemoryMeasured(self._shell.clock(), ref.id, used, own, "other programs")
 
-    async def _sample_gpu(self, ref: DeviceRef, running: Iterable[Running], trees: Mapping[str, frozenset[int]]) -> None:
+    async def _look_at_gpu(self, ref: DeviceRef, running: Iterable[Running], trees: Mapping[str, frozenset[int]]) -> MemoryMeasured | None:
         try:
             sample = await asyncio.to_thread(self._gpus.sample, ref.uuid)  # a driver in trouble may take seconds
         except GpuError as exc:
             if ref.id not in self._lost:
                 self._lost.add(ref.id)
                 log.warning("device %s cannot be measured any more: %s", ref.id, exc)
-            return
+            return None
         self._lost.discard(ref.id)
         if sample.used_mib is None:
-            return
+            return None
         own: dict[str, int] = {}
         mine: set[int] = set()
         for each in running:
@@ -107,7 +114,7 @@ class Sampler:
         if others:
             pid = max(others, key=lambda each: others[each])
             holder = f"pid {pid} ({others[pid]} MiB)"
-        self._shell.post(MemoryMeasured(self._shell.clock(), ref.id, sample.used_mib, own, holder))
+        return MemoryMeasured(self._shell.clock(), ref.id, sample.used_mib, own, holder)
 
 
 class StallGuard:
