@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from .facts import Model, Policy, SleepTier
 
+DECAY_STEP_S = 1.0  # decayed counts are brought up to date at most this often
+PEAK_HALF_LIFE_S = 300.0
+
 
 def blend(old: float | None, new: float, share: float) -> float:
     return new if old is None else (1 - share) * old + share * new
@@ -29,7 +32,6 @@ class Costs:
     hits: float = 0.0  # decayed count of requests
     hits_at: float = 0.0
     peak: float = 0.0  # decayed peak of requests outstanding at once
-    peak_at: float = 0.0
     base: float = 0.0  # the greedy-dual clock at the last use
 
     def forget_times(self) -> None:
@@ -58,11 +60,14 @@ class Costs:
         return float(self.hits * 0.5 ** ((now - self.hits_at) / policy.half_life_s))
 
     def hit(self, now: float, outstanding: int, policy: Policy) -> None:
-        self.hits = self.frequency(now, policy) + 1.0
-        self.hits_at = now
+        if now - self.hits_at > DECAY_STEP_S:
+            self.hits = self.frequency(now, policy)
+            self.peak *= 0.5 ** ((now - self.hits_at) / PEAK_HALF_LIFE_S)
+            self.hits_at = now
+        self.hits += 1.0
         self.arrivals.append(now)
-        self.peak = max(self.peak * 0.5 ** ((now - self.peak_at) / 300.0), float(outstanding))
-        self.peak_at = now
+        if outstanding > self.peak:
+            self.peak = float(outstanding)
 
     def keep_for(self, price_s: float, waiting: int, policy: Policy) -> float:
         """How long an idle resident is kept although `waiting` requests want its room (seconds from its last use).

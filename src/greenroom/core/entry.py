@@ -17,7 +17,6 @@ class Wish:
 
     request: int
     operation: Operation
-    level: int | None = None
 
 
 @dataclass(slots=True)

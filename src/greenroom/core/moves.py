@@ -47,7 +47,7 @@ def admit(stage: Stage, entry: Entry, item: Waiting) -> None:
     instance = entry.instance
     instance.in_flight.add(item.request)
     start = instance.start if item.arrived_at < instance.ready_at else "hot"
-    stage.admitted[item.request] = Admission(entry, instance.generation, stage.now, item)
+    stage.admitted[item.request] = Admission(entry, instance.generation, stage.now, item.arrived_at, item.weight, item.retried)
     stage.touched.add(entry.id)
     stage.say(Admit(item.request, entry.id, instance.generation, start))
 

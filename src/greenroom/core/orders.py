@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from .entry import Entry, Wish
-from .facts import Done, Operation, OperatorAsked, Refuse, SetupChanged, State
-from .moves import depart, learn_down, reopen, send_off, span
-from .placement import fall_level, is_idle
+from .facts import Done, Model, Operation, OperatorAsked, Refuse, SetupChanged, State
+from .moves import depart, dispatch, gib, send_off, span
+from .placement import fall_level, host_takes, is_idle
 from .queue import Waiting
 from .residency import HOME
 from .rules import hopeless
@@ -52,6 +52,7 @@ def _impossible(stage: Stage, entry: Entry, event: OperatorAsked) -> Refuse | No
 
 def _load(stage: Stage, entry: Entry, request: int) -> None:
     entry.held_off = entry.quarantined = False
+    entry.ooms.clear()
     if entry.state is State.FAILED:
         entry.move(State.STOPPED, stage.now)
     entry.backoff_until = 0.0
@@ -85,13 +86,16 @@ def _sleep(stage: Stage, entry: Entry, event: OperatorAsked) -> None:
     level = event.level or (entry.instance.level if entry.state is State.ASLEEP else fall_level(stage, entry))
     if entry.state is State.ASLEEP:
         stage.say(Done(event.request, f"{entry.id} is asleep"))
-    elif entry.tier(level) is None:
+    elif (tier := entry.tier(level)) is None:
         text = f"the engine of {entry.id} cannot sleep" + (f" at level {level}" if event.level else "") + "; unload it instead"
         stage.say(Refuse(event.request, 409, "cannot_sleep", text))
     elif entry.state not in (State.READY, State.DRAINING, State.GOING_TO_SLEEP):
         stage.say(Refuse(event.request, 409, "not_ready", f"{entry.id} is {entry.state.value}; only a ready model can be put to sleep"))
+    elif event.level and not host_takes(stage, entry, tier):
+        text = f"{entry.id} would hold {gib(tier.host_mib)} of host RAM at level {level}, which has less free; unload it instead"
+        stage.say(Refuse(event.request, 409, "no_room", text))
     else:
-        entry.wishes.append(Wish(event.request, Operation.SLEEP, level))
+        entry.wishes.append(Wish(event.request, Operation.SLEEP))
         entry.order, entry.order_level = "sleep", level
         stage.ordered[entry.id] = entry
 
@@ -100,9 +104,6 @@ def _pin(stage: Stage, entry: Entry, event: OperatorAsked) -> None:
     entry.pinned = event.operation is Operation.PIN
     stage.count_pins()
     stage.tell(entry, "pinned" if entry.pinned else "unpinned", f"{event.operation.value}ned by an operator")
-    move = stage.move_of(entry)
-    if entry.pinned and move is not None and entry.id in move.victims and move.phase is Phase.GATING:
-        reopen(stage, move, "it was pinned")
     if entry.pinned:
         entry.held_off = False
         if entry.state is State.STOPPED and not entry.queue:
@@ -166,6 +167,7 @@ def _profiling(stage: Stage, devices: tuple[str, ...]) -> bool:
 def _finish_order(stage: Stage, entry: Entry) -> bool:
     entry.order = ""
     stage.ordered.pop(entry.id, None)
+    stage.wake_at(stage.now, entry)  # its ladder was not looked at while it was under order
     if entry.queue:
         stage.waiting.add(entry)
     return True
@@ -190,6 +192,8 @@ def _succeed(stage: Stage, entry: Entry) -> None:
         return
     entry.model, entry.successor = entry.successor, None
     entry.need_mib, entry.need_source = entry.model.need_mib, entry.model.need_source
+    entry.costs.forget_times()
+    entry.ooms.clear()
     entry.failures = entry.oom_tries = 0
     entry.backoff_until = 0.0
     entry.quarantined = False
@@ -264,20 +268,31 @@ def reload(stage: Stage, event: SetupChanged) -> None:
     stage.count_pins()
 
 
-def _keep(stage: Stage, entry: Entry, model: object) -> None:
-    from .facts import Model
-
-    assert isinstance(model, Model)
+def _keep(stage: Stage, entry: Entry, model: Model) -> None:
     if entry.model.need_mib != model.need_mib and entry.need_source != "measured":
         entry.need_mib, entry.need_source = model.need_mib, model.need_source
     was_pinned = entry.model.pinned
     entry.model, entry.successor = model, None
-    entry.retire = ""
+    if entry.retire:
+        _reinstate(stage, entry)
+    dispatch(stage, entry)  # it may take more at once now
     if model.pinned != was_pinned:
         entry.pinned = model.pinned
         if model.pinned and entry.state is State.STOPPED and not entry.queue:
             stage.ghost(entry, quiet=False)
     stage.wake_at(stage.now, entry)
+
+
+def _reinstate(stage: Stage, entry: Entry) -> None:
+    """It was to go, and is wanted again as it is: what still serves goes on serving."""
+    entry.retire = ""
+    if entry.order:
+        return
+    stage.ordered.pop(entry.id, None)
+    if entry.state is State.DRAINING and stage.move_of(entry) is None:
+        entry.move(State.READY, stage.now)
+        stage.waiting.drop(entry)
+        stage.tell(entry, "reopened", "its definition is back: it goes on serving")
 
 
 def _retire(stage: Stage, entry: Entry, why: str) -> None:
@@ -292,7 +307,3 @@ def admit_model(stage: Stage, entry: Entry) -> None:
     stage.entries[entry.id] = entry
     if (entry.pinned or entry.model.preload) and not entry.model.misconfigured:
         stage.ghost(entry, quiet=not entry.pinned)
-
-
-def learn(stage: Stage, entry: Entry) -> None:
-    learn_down(stage, entry)

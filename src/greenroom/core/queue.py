@@ -16,8 +16,6 @@ class Waiting:
     retried: bool = False  # was lost once already
     ghost: bool = False  # no client: a preload, a pinned start, an operator's load
     quiet_ghost: bool = False  # a ghost that never evicts anybody (preload, restore)
-    deadline_at: float | None = None
-    client: str = ""
 
 
 class ModelQueue:

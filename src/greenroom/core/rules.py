@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from .entry import Entry
 from .facts import State
@@ -38,7 +39,9 @@ class Outlook:
     dearest_s: float = 0.0  # the dearest round trip of a model that is ready
     idle_room_mib: int = 0  # the most that any device could have free if every idle resident left
     gate_room_mib: int = 0  # the same if busy ones whose quantum may be spent left too
+    whole_room_mib: int = 0  # the most that any device could ever have free now, pinned models left alone
     idle_room_on: dict[str, int] = field(default_factory=dict)  # per device
+    room_at: dict[str, list[tuple[float, int]]] = field(default_factory=dict)  # per device: (time, MiB free once these quanta are spent)
     spent_at: float = NEVER  # when the next busy resident's quantum is spent at the earliest
 
 
@@ -51,6 +54,7 @@ def survey(stage: Stage) -> Outlook:
     quantum, now = stage.policy.quantum_factor, stage.now
     for pool in stage.book.pools.values():
         idle = gate = pool.free_mib
+        whole = pool.budget_mib
         for name, mib in pool.holders.items():
             other = stage.entries[name]
             state = other.instance.state
@@ -58,10 +62,11 @@ def survey(stage: Stage) -> Outlook:
                 loss = loss_s(other, 0)
                 look.dearest_s = max(look.dearest_s, loss)
                 if other.pinned:
+                    whole -= mib
                     continue
                 if is_idle(other):
                     idle += mib
-                spent_at = other.instance.ready_at + quantum * loss_s(other, other.model.sleep[0].level if other.model.sleep else 0)
+                spent_at = other.instance.ready_at + quantum * least_loss_s(other)
                 if is_idle(other) or spent_at <= now:
                     gate += mib
                 else:
@@ -69,11 +74,16 @@ def survey(stage: Stage) -> Outlook:
             elif state is State.ASLEEP and not other.pinned:
                 idle += mib
                 gate += mib
+        look.whole_room_mib = max(look.whole_room_mib, whole)
         look.idle_room_on[pool.device.id] = idle
         look.idle_room_mib = max(look.idle_room_mib, idle)
         look.gate_room_mib = max(look.gate_room_mib, gate)
     stage.outlook = look
     return look
+
+
+def least_loss_s(entry: Entry) -> float:
+    return min(loss_s(entry, level) for level in (0, *(tier.level for tier in entry.model.sleep)))
 
 
 def decide(stage: Stage, only: Entry | None = None) -> bool:
@@ -100,6 +110,8 @@ def worth_a_look(stage: Stage, entry: Entry) -> bool:
     """Whether one more request for a waiting model can change anything before the next timer."""
     look = survey(stage)
     need = entry.need_mib or 0
+    if need > look.whole_room_mib:
+        return True  # whether it must be refused is looked at now: its wait for outside memory begins
     if need <= look.idle_room_mib or (need <= look.gate_room_mib and entry.since + stage.policy.patience_s <= stage.now):
         return True
     if len(entry.queue) == 1:
@@ -137,7 +149,13 @@ def _order(stage: Stage, look: Outlook) -> Iterator[Entry]:
     late: list[Entry] = []
     next_at = NEVER
     for entry in stage.waiting.oldest():
-        if entry.queue.only_quiet or entry.state not in (State.STOPPED, State.ASLEEP):
+        if entry.state not in (State.STOPPED, State.ASLEEP):
+            continue
+        if entry.queue.only_quiet:
+            if _ghost_until(entry) <= now:
+                yield entry
+            else:
+                next_at = min(next_at, _ghost_until(entry))
             continue
         since = entry.since
         if since + policy.patience_s > now + EPSILON_S:
@@ -159,7 +177,7 @@ def _order(stage: Stage, look: Outlook) -> Iterator[Entry]:
         seen.add(entry.id)
         yield entry
     others = {entry.id: entry for entry in stage.waiting.fitting(look.idle_room_mib, BEST_LOOKED_AT_MAX)}
-    others.update({entry.id: entry for entry in patient if (entry.need_mib or 0) <= look.gate_room_mib})
+    others.update({entry.id: entry for entry in patient if not look.gate_room_mib < (entry.need_mib or 0) <= look.whole_room_mib})
     for entry in sorted(others.values(), key=lambda entry: (-_score(entry, now), entry.id)):
         if entry.id not in seen:
             yield entry
@@ -177,14 +195,14 @@ def _consider(stage: Stage, entry: Entry, dearest_s: float) -> bool:
     """Start bringing `entry` in, or note what it waits for (timer, claim)."""
     late = entry.since + late_after_s(stage, entry, dearest_s) <= stage.now + EPSILON_S
     options = _options(stage, entry)
+    if entry.queue.only_quiet:
+        return _start_quiet(stage, entry, options)
     if not options:
-        if late and not entry.queue.only_quiet:
+        if late:
             _claim_whole(stage, entry)
         stage.decide_by(stage.now + RETRY_S)
         return False
     option = min(options, key=lambda option: _rank(stage, entry, option))
-    if entry.queue.only_quiet:
-        return _start_quiet(stage, entry, option)
     if option.open and _claims_allow(stage, entry, option):
         at = _swap_at(stage, entry, option)
         if at <= stage.now + EPSILON_S:
@@ -246,15 +264,20 @@ def _rank(stage: Stage, entry: Entry, option: Option) -> tuple[int, float, int]:
     return (closed + (1 if option.idle is not None else 2), option.any.value, spare)
 
 
-def _start_quiet(stage: Stage, entry: Entry, option: Option) -> bool:
-    """A preload or restore takes only room that nobody uses."""
-    if not option.any.victims and option.open and _claims_allow(stage, entry, option):
-        _go(stage, entry, option)
+def _start_quiet(stage: Stage, entry: Entry, options: list[Option]) -> bool:
+    """A preload or restore takes only room that nobody uses, and not for ever."""
+    free = [option for option in options if not option.any.victims and option.open and _claims_allow(stage, entry, option)]
+    if free:
+        _go(stage, entry, min(free, key=lambda option: _rank(stage, entry, option)))
         return True
-    if stage.now - entry.queue.first().arrived_at > GHOST_WAIT_S_MAX:
+    if _ghost_until(entry) <= stage.now:
         stage.refuse_all(entry, 503, "no_room", f"no room to load {entry.id} without evicting anybody")
         return True
     return False
+
+
+def _ghost_until(entry: Entry) -> float:
+    return entry.queue.first().arrived_at + GHOST_WAIT_S_MAX
 
 
 def _go(stage: Stage, entry: Entry, option: Option) -> None:
@@ -481,11 +504,8 @@ def expected_wait_s(stage: Stage, entry: Entry) -> float | None:
         return own + (entry.costs.serve_s or 0.0) / 2 if busy else own
     if entry.state in (State.STARTING, State.WAKING):
         return max(0.0, entry.up_cost() - (stage.now - instance.since)) + own
-    lane_s = min((_lane_left_s(stage, devices) for devices in stage.placements(entry)), default=0.0)
-    gate_s = 0.0
-    move = stage.move_of(entry)
-    if move is None and stage.placements(entry):
-        gate_s = _gate_left_s(stage, entry)
+    lane_s = min((_lane_left_s(stage, devices) for devices in stage.placements(entry)), default=0.0) if stage.moves else 0.0
+    gate_s = _gate_left_s(stage, entry) if stage.move_of(entry) is None else 0.0
     leave = entry.costs.down(entry.model) if entry.state in (State.DRAINING, State.STOPPING, State.GOING_TO_SLEEP) else 0.0
     return max(0.0, entry.backoff_until - stage.now) + lane_s + gate_s + leave + entry.up_cost() + own
 
@@ -506,17 +526,31 @@ def _lane_left_s(stage: Stage, devices: tuple[str, ...]) -> float:
 
 
 def _gate_left_s(stage: Stage, entry: Entry) -> float:
-    best = NEVER
-    for option in _options(stage, entry):
-        if option.idle is not None:
-            best = 0.0
-            break
-        due = stage.now + stage.policy.patience_s
-        for name, level in option.any.victims.items():
-            victim = stage.entries[name]
-            due = max(due, victim.instance.ready_at + stage.policy.quantum_factor * price_s(entry, {name: level}, stage))
-        best = min(best, due - stage.now)
+    """Seconds until enough residents are idle or have had their quantum; an estimate from the survey alone."""
+    look, held, best = survey(stage), stage.book.of(entry.id), NEVER
+    for devices in stage.placements(entry):
+        left = 0.0
+        for device in devices:
+            missing = (entry.need_mib or 0) - held.get(device, 0)
+            if missing > look.idle_room_on[device]:
+                due = next((at for at, room in _room_at(stage, look, device) if room >= missing), stage.now)
+                left = max(left, stage.policy.patience_s, due - stage.now)
+        best = min(best, left)
     return 0.0 if best == NEVER else best
+
+
+def _room_at(stage: Stage, look: Outlook, device: str) -> list[tuple[float, int]]:
+    found = look.room_at.get(device)
+    if found is None:
+        busy = []
+        for name, mib in stage.book.pools[device].holders.items():
+            other = stage.entries[name]
+            if other.state is State.READY and not other.pinned and not is_idle(other):
+                busy.append((other.instance.ready_at + stage.policy.quantum_factor * least_loss_s(other), mib))
+        times, sizes_mib = zip(*sorted(busy), strict=True) if busy else ((), ())
+        room = list(accumulate(sizes_mib, initial=look.idle_room_on[device]))[1:]
+        found = look.room_at[device] = list(zip(times, room, strict=True))
+    return found
 
 
 def explain_wait(stage: Stage, entry: Entry) -> str:

@@ -32,15 +32,15 @@ from .facts import (
     SetupChanged,
     ShutdownAsked,
     State,
-    Stop,
     Ticked,
     Verify,
 )
 from .failures import ended, recover
 from .moves import advance, became_ready, dispatch, fell_asleep, learn_down, note_measured, send_off, span
 from .orders import admit_model, asked, ladder, pursue, reload
+from .placement import is_idle
 from .queue import BATCH_WEIGHT, Waiting
-from .residency import FALLING, HOME, RISING
+from .residency import FALLING, HOME, RISING, SERVING
 from .rules import decide, expected_wait_s, explain_wait, hopeless, relieve, worth_a_look
 from .stage import EPSILON_S, NEVER, Admission, Phase, Stage, conflicts_of, pools_for
 from .views import DeviceView, InstanceView, ModelView, View
@@ -85,14 +85,69 @@ class Scheduler:
         stage = self._stage
         assert event.at >= stage.now - EPSILON_S, f"time runs backwards: {event.at} after {stage.now}"
         stage.now = max(stage.now, event.at)
+        if isinstance(event, RequestArrived):
+            if (admit := self._hot_arrival(event)) is not None:
+                return [admit]
+        elif isinstance(event, RequestFinished) and (actions := self._hot_end(event)) is not None:
+            return actions
         stage.out = []
-        if type(event) is not RequestArrived:
+        if not isinstance(event, RequestArrived):
             stage.look_anew()
         if self._appliers[type(event)](event):
             self._settle()
         if stage.touched:
             self._check()
         stage.set_timer()
+        return stage.out
+
+    # ------------------------------------------------------------------ the two events of nearly every request
+    # Nothing but the request's own model is touched here, so nothing has to be settled or checked.
+
+    def _hot_arrival(self, event: RequestArrived) -> Admit | None:
+        """Admit at once where the model is ready, nobody of it waits and a slot is free; None = not so simple."""
+        stage = self._stage
+        entry = stage.entries.get(event.model)
+        if entry is None:
+            return None
+        instance, queue = entry.instance, entry.queue
+        in_flight = instance.in_flight
+        if instance.state is not State.READY or queue.weight or instance.suspect or entry.order or entry.retire:
+            return None
+        if len(in_flight) - len(instance.quiet) >= entry.model.parallel:
+            return None
+        now, request, generation, costs = stage.now, event.request, instance.generation, entry.costs
+        costs.hit(now, len(in_flight) + 1, stage.policy)
+        if not in_flight:
+            costs.gaps.append(now - instance.idle_at)
+        costs.base = stage.aging
+        in_flight.add(request)
+        stage.admitted[request] = Admission(entry, generation, now, now)
+        if stage.outlook is not None:
+            stage.look_anew()
+        return Admit(request, event.model, generation, "hot")
+
+    def _hot_end(self, event: RequestFinished) -> list[Action] | None:
+        """The end of a request while nobody waits anywhere and nothing is under way; None = not so simple."""
+        stage, request = self._stage, event.request
+        admission = stage.admitted.get(request)
+        if admission is None or stage.requests or stage.moves or stage.ordered:
+            return None
+        entry = admission.entry
+        instance = entry.instance
+        if instance.state is not State.READY or admission.generation != instance.generation or instance.quiet or instance.cut:
+            return None
+        del stage.admitted[request]
+        instance.in_flight.discard(request)
+        costs, took_s = entry.costs, stage.now - admission.at
+        costs.serve_s = took_s if costs.serve_s is None else 0.9 * costs.serve_s + 0.1 * took_s
+        entry.served += 1
+        if stage.outlook is not None:
+            stage.look_anew()
+        stage.out = []
+        if not instance.in_flight:
+            self._fell_idle(entry)
+            if entry.ladder_due < stage.timer_at:
+                stage.set_timer()
         return stage.out
 
     # ------------------------------------------------------------------ requests (True = settle is needed)
@@ -104,21 +159,12 @@ class Scheduler:
             stage.say(Refuse(event.request, 404, "unknown_model", f"there is no model {event.model!r}"))
             return False
         self._learn_arrival(entry)
-        instance = entry.instance
-        if entry.admits and not entry.queue and len(instance.in_flight) - len(instance.quiet) < entry.model.parallel:
-            instance.in_flight.add(event.request)
-            stage.look_anew()
-            stage.admitted[event.request] = Admission(entry, instance.generation, stage.now, Waiting(event.request, stage.now))
-            stage.say(Admit(event.request, entry.id, instance.generation, "hot"))
-            return False
         refusal = self._refusal(entry, event)
         if refusal is not None:
             stage.say(refusal)
             return False
         batch = (event.priority or entry.model.priority) is Priority.BATCH
-        deadline_at = stage.now + event.deadline_s if event.deadline_s is not None else None
-        item = Waiting(event.request, stage.now, BATCH_WEIGHT if batch else 1.0, deadline_at=deadline_at, client=event.client)
-        stage.enqueue(entry, item)
+        stage.enqueue(entry, Waiting(event.request, stage.now, BATCH_WEIGHT if batch else 1.0))
         return self._look_at(entry)
 
     def _look_at(self, entry: Entry) -> bool:
@@ -228,10 +274,10 @@ class Scheduler:
         item = entry.queue.remove(event.request)
         assert item is not None
         stage.leave_queue(entry, item)
-        if entry.state is State.READY and is_without_work(entry):
+        if entry.id in stage.waiting:
+            stage.waiting.add(entry)  # its oldest may have been the one who left
+        if entry.state is State.READY and is_idle(entry):
             self._fell_idle(entry)
-        elif entry.state is State.ASLEEP and not entry.queue:
-            stage.wake_at(stage.now, entry)  # its ladder was not looked at while somebody waited
         return True
 
     def _lost(self, event: RequestLost) -> bool:
@@ -239,9 +285,9 @@ class Scheduler:
         admission = stage.admitted.pop(event.request, None)
         if admission is None:
             return False
-        entry, item = admission.entry, admission.waiting
+        entry = admission.entry
         self._left(entry, admission.generation, event.request)
-        if item.retried or stage.shutting_down:
+        if admission.retried or stage.shutting_down:
             stage.say(
                 Refuse(event.request, 502, "engine_died", f"the engine of {entry.id} ended twice before it answered: {event.why}", 1.0)
             )
@@ -257,8 +303,8 @@ class Scheduler:
                 )
             )
         else:
-            item.retried = True
-            stage.enqueue(entry, item, front=True)
+            stage.enqueue(entry, Waiting(event.request, admission.arrived_at, admission.weight, retried=True), front=True)
+            dispatch(stage, entry)  # a fresh instance may be there already
         if (
             entry.state in (State.READY, State.DRAINING)
             and admission.generation == entry.instance.generation
@@ -303,8 +349,11 @@ class Scheduler:
             became_ready(stage, entry, event)
         elif event.state is State.ASLEEP and entry.state in (State.GOING_TO_SLEEP, State.WAKING):
             move = stage.move_of(entry)
+            woken_in_vain = entry.state is State.WAKING
             fell_asleep(stage, entry, event)
-            if move is not None and move.target is entry:
+            if woken_in_vain and entry.failures > 1:
+                send_off(stage, entry, 0, "it could not be woken twice in a row")  # in its move's lane; a cold start follows
+            elif move is not None and move.target is entry:
                 stage.release_lanes(move)
             if entry.queue:
                 stage.waiting.add(entry)
@@ -323,8 +372,12 @@ class Scheduler:
                 own += mib
                 continue
             booked = pool.holders.get(name, 0)
-            # What is on its way out may already be gone from the process and still be held by the driver.
-            own += max(mib, booked) if entry.state in FALLING else mib
+            if entry.state in FALLING:
+                own += max(mib, booked)  # it may already be gone from the process and still be held by the driver
+            elif event.device in entry.instance.devices:
+                own += mib
+            else:
+                own += min(mib, booked)  # host RAM beyond what is booked for it counts like anybody else's
             note_measured(stage, entry, {event.device: mib}, None)
             learn_down(stage, entry)
         for name, mib in pool.holders.items():
@@ -378,8 +431,9 @@ class Scheduler:
         changed = False
         stage.look_anew()
         while stage.due and stage.due[0][0] <= stage.now + EPSILON_S:
-            _, name = heapq.heappop(stage.due)
-            if (entry := stage.entries.get(name)) is not None:
+            at, name = heapq.heappop(stage.due)
+            entry = stage.entries.get(name)
+            if entry is not None and entry.ladder_due == at:  # else an earlier look replaced it
                 entry.ladder_due = NEVER
                 self._ladder(entry)
                 changed = True
@@ -392,7 +446,9 @@ class Scheduler:
             if pool.high_samples >= stage.policy.outside_samples and relieve(stage, device):
                 pool.high_samples = 0
                 changed = True
-        if stage.waiting and not changed:
+        if not stage.waiting:
+            stage.claims.clear()
+        elif not changed:
             changed = decide(stage)
         return changed
 
@@ -420,16 +476,15 @@ class Scheduler:
             entry = stage.entries.get(name)
             if entry is None:
                 continue
-            instance, held = entry.instance, stage.book.of(name)
-            story = [text for _, text in entry.story]
-            assert (
-                (entry.state in HOME) == (not held or not any(held.values())) or entry.need_mib == 0 or not held or entry.state not in HOME
-            ), (name, held, story)
-            assert not instance.in_flight or entry.state in (State.READY, State.DRAINING), (name, entry.state, story)
-            assert entry.state not in HOME or not instance.devices, (name, story)
-        for action in stage.out:
-            if isinstance(action, Stop):
-                assert not stage.entries[action.model].instance.in_flight if action.model in stage.entries else True, action
+            state, instance, held = entry.state, entry.instance, stage.book.of(name)
+            told = f"{name} is {state}, holds {dict(held)}, {len(instance.in_flight)} in flight. Story:"
+            if state in HOME:
+                assert not held, (told, list(entry.story))
+                assert not instance.devices, (told, list(entry.story))
+            elif not held:  # a sleeper may hold nothing, and a model may need nothing
+                assert entry.need_mib == 0 or state in (State.ASLEEP, State.STOPPING), (told, list(entry.story))
+            assert not instance.in_flight or state in SERVING, (told, list(entry.story))
+            assert instance.quiet <= instance.in_flight, (told, list(entry.story))
         stage.touched.clear()
 
     # ------------------------------------------------------------------ looking (never used to decide)
@@ -456,11 +511,8 @@ class Scheduler:
         entry = stage.requests.get(request)
         if entry is None:
             return ""
-        now, stage.now = stage.now, max(stage.now, at)
-        try:
+        with stage.looking(at):
             return explain_wait(stage, entry)
-        finally:
-            stage.now = now
 
     def story(self, model: str) -> list[tuple[float, str]]:
         entry = self._stage.entries.get(model)
@@ -469,7 +521,7 @@ class Scheduler:
     def learned(self, model: str) -> tuple[int | None, float | None, float | None] | None:
         """(measured need in MiB, start in s, stop in s) of a model, each None until measured."""
         entry = self._stage.entries.get(model)
-        if entry is None:
+        if entry is None or entry.retire:  # what was learned of the old definition says nothing about the new one
             return None
         need = entry.need_mib if entry.need_source == "measured" else None
         return need, entry.costs.up_s, entry.costs.down_s
@@ -480,14 +532,10 @@ class Scheduler:
 
     def view(self, at: float) -> View:
         stage = self._stage
-        now, stage.now = stage.now, max(stage.now, at)
-        decide_at = stage.decide_at
-        try:
-            models = tuple(self._view_model(entry) for entry in stage.entries.values())
+        with stage.looking(at):
+            models = tuple(map(self._view_model, stage.entries.values()))
             oldest = max((model.oldest_s for model in models), default=0.0)
-            return View(stage.now, tuple(self._view_device(name) for name in stage.book.pools), models, stage.clients, oldest)
-        finally:
-            stage.now, stage.decide_at = now, decide_at
+            return View(stage.now, tuple(map(self._view_device, stage.book.pools)), models, stage.clients, oldest)
 
     def _view_device(self, name: str) -> DeviceView:
         pool = self._stage.book.pools[name]
@@ -547,7 +595,3 @@ class Scheduler:
             entry.last_error,
             instances,
         )
-
-
-def is_without_work(entry: Entry) -> bool:
-    return not entry.instance.busy and not entry.queue

@@ -6,7 +6,8 @@ Everything here is touched only from inside `Scheduler.handle`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import combinations
@@ -47,10 +48,14 @@ class Move:
 
 @dataclass(slots=True)
 class Admission:
+    """A request in flight, with what it needs to wait again should its engine be lost before it answered."""
+
     entry: Entry
     generation: int
     at: float
-    waiting: Waiting
+    arrived_at: float
+    weight: float = 1.0
+    retried: bool = False
 
 
 @dataclass(slots=True)
@@ -91,6 +96,16 @@ class Stage:
             self.items.clear()
             self.idle_items.clear()
 
+    @contextmanager
+    def looking(self, at: float) -> Iterator[None]:
+        """For views: the clock shows `at` meanwhile, and nothing that decisions remember is touched."""
+        before = self.now, self.outlook, self.items, self.idle_items
+        self.now, self.outlook, self.items, self.idle_items = max(self.now, at), None, {}, {}
+        try:
+            yield
+        finally:
+            self.now, self.outlook, self.items, self.idle_items = before
+
     # ------------------------------------------------------------------ saying things
 
     def say(self, action: Action) -> None:
@@ -119,6 +134,8 @@ class Stage:
         if not entry.queue:
             self.waiting.drop(entry)
             self.blocked.pop(entry.id, None)
+            if entry.state is State.ASLEEP:
+                self.wake_at(self.now, entry)  # its ladder was not looked at while somebody waited
 
     def refuse(self, item: Waiting, status: int, code: str, message: str, retry_after_s: float | None = None) -> None:
         if item.request >= 0:

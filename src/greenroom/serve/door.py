@@ -22,10 +22,8 @@ from greenroom.engines.base import Engine
 from greenroom.proxy.admission import Grant, Refusal, Waiter, Wish
 from greenroom.shell.crew import HostCrew, Running
 from greenroom.shell.heart import Shell
-from greenroom.shell.watch import Pulse
 
-BEAT_S = 0.25
-HOT_GRANTS_MAX = 4096
+BEAT_S = 0.25  # a sign of life is noted this often at most
 
 
 class Nobody:
@@ -47,7 +45,7 @@ NOBODY = Nobody()
 class Visit:
     """A request as the shell sees it (Party) and as the data plane holds it (Ticket)."""
 
-    __slots__ = ("_admitted", "_door", "_ended", "_last_beat", "_model", "_waiter", "_wish_at", "request")
+    __slots__ = ("_admitted", "_door", "_ended", "_last_beat", "_model", "_quiet", "_waiter", "_wish_at", "request")
 
     def __init__(self, door: Door, request: int, model: str, waiter: Waiter, at: float) -> None:
         self._door = door
@@ -55,8 +53,20 @@ class Visit:
         self._model = model
         self._waiter: Waiter = waiter
         self._wish_at = at
-        self._admitted = self._ended = False
+        self._admitted = self._ended = self._quiet = False
         self._last_beat = 0.0
+
+    @property
+    def model(self) -> str:
+        return self._model
+
+    @property
+    def in_flight(self) -> bool:
+        return self._admitted and not self._ended and not self._quiet
+
+    @property
+    def last_beat(self) -> float:
+        return self._last_beat
 
     # ---- called by the shell
 
@@ -69,8 +79,10 @@ class Visit:
         self._admitted = True
         now = door.shell.clock()
         self._last_beat = now
-        door.pulse.beat(self._model, self.request, now)
-        self._waiter.admitted(door.grant(running, action.start, int((now - self._wish_at) * 1000)))
+        if action.start == "hot" and now - self._wish_at < 0.001:
+            self._waiter.admitted(running.hot if isinstance(running.hot, Grant) else door.hot_grant(running))
+        else:
+            self._waiter.admitted(door.grant(running, action.start, int((now - self._wish_at) * 1000)))
 
     def refused(self, action: Refuse) -> None:
         self._ended = True
@@ -98,30 +110,25 @@ class Visit:
         if not self._ended:
             self._ended = True
             self._waiter = NOBODY
-            door = self._door
-            door.pulse.end(self._model, self.request)
-            door.shell.forget(self.request)
-            door.shell.post(RequestFinished(door.shell.clock(), self.request, outcome))
+            shell = self._door.shell
+            shell.forget(self.request)
+            shell.post(RequestFinished(shell.clock(), self.request, outcome))
 
     def lost(self, why: str) -> None:
         if not self._ended:
             self._admitted = False
-            self._door.pulse.end(self._model, self.request)
             self._door.shell.lost(self.request, why)
 
     def quiet(self, is_quiet: bool) -> None:
-        door = self._door
-        if is_quiet:
-            door.pulse.end(self._model, self.request)
-        else:
-            door.pulse.beat(self._model, self.request, door.shell.clock())
-        door.shell.post(RequestQuiet(door.shell.clock(), self.request, is_quiet))
+        shell = self._door.shell
+        self._quiet = is_quiet
+        self._last_beat = shell.clock()
+        shell.post(RequestQuiet(shell.clock(), self.request, is_quiet))
 
     def alive(self) -> None:
         now = self._door.shell.clock()
         if now - self._last_beat >= BEAT_S:
             self._last_beat = now
-            self._door.pulse.beat(self._model, self.request, now)
 
     def progress(self) -> str:
         shell = self._door.shell
@@ -131,13 +138,11 @@ class Visit:
 class Door:
     """The Admissions of the running server."""
 
-    def __init__(self, shell: Shell, crew: HostCrew, pulse: Pulse) -> None:
+    def __init__(self, shell: Shell, crew: HostCrew) -> None:
         self.shell = shell
         self.crew = crew
-        self.pulse = pulse
         self.missing: Mapping[str, str] = {}  # model -> what it lacked when the configuration was read
         self.mended: Callable[[], None] | None = None  # what was missing is there now: read the configuration again
-        self._hot: dict[tuple[str, int], Grant] = {}  # what nearly every request gets
         self._bases: dict[tuple[str, int], tuple[str, tuple[tuple[bytes, bytes], ...]]] = {}
 
     def ask(self, wish: Wish, waiter: Waiter) -> Visit:
@@ -158,18 +163,20 @@ class Door:
     def state_of(self, model: str) -> str:
         return self.shell.scheduler.state_of(model).value
 
-    def grant(self, running: Running, start: str, waited_ms: int) -> Grant:
-        if waited_ms == 0 and start == "hot":
-            key = (running.model, running.generation)
-            found = self._hot.get(key)
-            if found is None:
-                if len(self._hot) >= HOT_GRANTS_MAX:
-                    self._hot.clear()
-                found = self._hot[key] = self._make_grant(running, start, 0)
-            return found
-        return self._make_grant(running, start, waited_ms)
+    def oldest_beats(self) -> dict[str, float]:
+        """Pulse: the longest silent request in flight of each model; open but quiet tunnels may be silent."""
+        beats: dict[str, float] = {}
+        for visit in self.shell.parties.values():
+            if isinstance(visit, Visit) and visit.in_flight:
+                beats[visit.model] = min(visit.last_beat, beats.get(visit.model, visit.last_beat))
+        return beats
 
-    def _make_grant(self, running: Running, start: str, waited_ms: int) -> Grant:
+    def hot_grant(self, running: Running) -> Grant:
+        """What nearly every request gets, made once an engine."""
+        running.hot = made = self.grant(running, "hot", 0)
+        return made
+
+    def grant(self, running: Running, start: str, waited_ms: int) -> Grant:
         base, secrets = self._base(running)
         return Grant(running.model, running.host, running.port, running.generation, start, waited_ms, base, secrets)
 

@@ -33,7 +33,7 @@ from greenroom.proxy.keys import Keys
 from greenroom.proxy.limits import Limits
 from greenroom.shell.crew import HostCrew
 from greenroom.shell.heart import Shell
-from greenroom.shell.watch import Pulse, Sampler, StallGuard
+from greenroom.shell.watch import Sampler, StallGuard
 
 from .desk import Desk, EventFeed, RingHandler
 from .door import Door
@@ -137,8 +137,7 @@ class GreenroomServer:
         self.shell = Shell(plan.setup, self.crew)
         self.feed = EventFeed(self.shell.clock)
         self.shell.tellers += [self.feed.tell, self._remember]
-        self.pulse = Pulse()
-        self.door = Door(self.shell, self.crew, self.pulse)
+        self.door = Door(self.shell, self.crew)
         self.door.missing, self.door.mended = plan.missing, self._mended
         self.desk = Desk(self.shell, self.crew, plan, self.feed, self._own_log)
         self.plan = plan
@@ -152,7 +151,7 @@ class GreenroomServer:
             await sampler.sample()  # what others hold, before the first start
             tasks = [
                 self.shell.spawn(sampler.run()),
-                self.shell.spawn(StallGuard(self.shell, self.crew, self.pulse).run()),
+                self.shell.spawn(StallGuard(self.shell, self.crew, self.door).run()),
             ]
             self._announce(listener, plan)
             self.shell.begin()

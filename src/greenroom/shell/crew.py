@@ -52,6 +52,7 @@ class Running:
     rest_mib: dict[str, int] = field(default_factory=dict)  # device -> MiB used by no process the driver names, at the same moment
     pids: frozenset[int] = frozenset()  # its tree, as last looked at
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+    hot: object = None  # what the front end keeps for requests that need not wait
 
     def note(self, device: str, sample: GpuSample, pids: frozenset[int]) -> int:
         """MiB it holds on a device; remembered for its end, so no more once it is ending: the driver may forget it piece by piece."""

@@ -167,8 +167,9 @@ class Shell:
             self._recover()
             return
         self.journal.append((event, actions))
-        for hook in self.hooks:
-            hook(event, actions)
+        if self.hooks:
+            for hook in self.hooks:
+                hook(event, actions)
         doers = self._doers
         for action in actions:
             doers[type(action)](action)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Protocol
 
 from greenroom.core.facts import Cause, InstanceReported, MemoryMeasured, State
 from greenroom.engines.base import DeviceRef
@@ -27,26 +27,11 @@ STALL_PROBE_S_MAX = 5.0
 STALL_DEFAULT_S = 60.0  # no byte on a request for this long, and no answer to probes: dead
 
 
-@dataclass(slots=True)
-class Pulse:
-    """The last sign of life of each request in flight, by model."""
+class Pulse(Protocol):
+    """Who knows of signs of life."""
 
-    last: dict[str, dict[int, float]]
-
-    def __init__(self) -> None:
-        self.last = {}
-
-    def beat(self, model: str, request: int, at: float) -> None:
-        self.last.setdefault(model, {})[request] = at
-
-    def end(self, model: str, request: int) -> None:
-        beats = self.last.get(model)
-        if beats is not None:
-            beats.pop(request, None)
-
-    def oldest(self, model: str) -> float | None:
-        beats = self.last.get(model)
-        return min(beats.values()) if beats else None
+    def oldest_beats(self) -> Mapping[str, float]:
+        """For each model with requests in flight: when the one that is silent longest last had a byte from its engine."""
 
 
 class Sampler:
@@ -127,12 +112,12 @@ class StallGuard:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(STALL_LOOK_S)
+            beats = self._pulse.oldest_beats()
             for running in list(self._crew.running.values()):
                 if running.ready and not running.stopping:
-                    self._look(running)
+                    self._look(running, beats.get(running.model))
 
-    def _look(self, running: Running) -> None:
-        oldest = self._pulse.oldest(running.model)
+    def _look(self, running: Running, oldest: float | None) -> None:
         key = (running.model, running.generation)
         if oldest is None:
             self._misses.pop(key, None)
