@@ -100,20 +100,28 @@ def choose(stage: Stage, entry: Entry, devices: tuple[str, ...], *, idle_only: b
         return None
     if not short and not musts:
         return Choice()
-    items = _residents(stage, entry, short, idle_only)
-    forced = [_item(stage, rival) for rival in musts]
+    items = [item for item in _residents(stage, entry, short, idle_only) if item.entry not in musts]
+    asleep = [_item(stage, rival) for rival in musts]
+    stopped = [_stopped(stage, item) for item in asleep]
+    for forced in (asleep, stopped) if any(item.level for item in asleep) else (asleep,):
+        chosen = _beside(stage, entry, dict(short), items, forced)
+        if chosen is not None:
+            everyone = [*forced, *chosen]
+            return Choice(_fit_host(stage, everyone), sum(item.worth for item in everyone), max(item.worth for item in everyone))
+    return None
+
+
+def _beside(stage: Stage, entry: Entry, short: dict[str, int], items: Sequence[Item], forced: Sequence[Item]) -> list[Item] | None:
+    """Who must leave beside those who leave anyway."""
     for item in forced:
         _subtract(short, item.frees)
-    items = [item for item in items if item.entry not in musts]
-    if _is_hard(stage, entry, short, forced):
-        items += _sleepers(stage, entry, short)
-        chosen = cover(short, items, stage.policy.exact_victims_max) or _stopped_cover(stage, short, items)
-    else:
-        chosen = cover(short, items, stage.policy.exact_victims_max)
-    if chosen is None:
-        return None
-    everyone = forced + list(chosen)
-    return Choice(_fit_host(stage, everyone), sum(item.worth for item in everyone), max(item.worth for item in everyone))
+    most = stage.policy.exact_victims_max
+    if not _is_hard(stage, entry, short, forced):
+        return cover(short, items, most)
+    items = [*items, *_sleepers(stage, entry, short)]
+    found = cover(short, items, most)
+    # Even their own residues may have to go: the same with every victim stopped instead of put to sleep.
+    return found if found is not None else cover(short, [_stopped(stage, item) for item in items], most)
 
 
 def _rivals(stage: Stage, entry: Entry, idle_only: bool) -> list[Entry] | None:
@@ -216,10 +224,8 @@ def _is_hard(stage: Stage, entry: Entry, short: Mapping[str, int], forced: Seque
     return False
 
 
-def _stopped_cover(stage: Stage, short: Mapping[str, int], items: Sequence[Item]) -> list[Item] | None:
-    """The same with every victim stopped instead of put to sleep: even their own residues must go."""
-    full = [Item(item.entry, 2 * item.worth, dict(stage.book.of(item.entry.id)), 0) for item in items]
-    return cover(short, full, stage.policy.exact_victims_max)
+def _stopped(stage: Stage, item: Item) -> Item:
+    return Item(item.entry, 2 * item.worth, dict(stage.book.of(item.entry.id)), 0)
 
 
 def _fit_host(stage: Stage, items: Sequence[Item]) -> dict[str, int]:

@@ -39,6 +39,7 @@ class Grant:
     waited_ms: int
     base_path: str = ""  # path prefix of the engine's URL ("" or "/x", no trailing slash)
     secret_headers: tuple[tuple[bytes, bytes], ...] = ()  # the engine's own key, when it has one
+    wire: Any = None  # the data plane's own: what it derived from the address, once a grant
 
 
 @dataclass(frozen=True, slots=True)

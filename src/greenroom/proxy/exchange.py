@@ -58,6 +58,11 @@ _CHUNKED_LINE: Final = b"Transfer-Encoding: chunked\r\n"
 _CLOSE_LINE: Final = b"Connection: close\r\n"
 
 
+def _host_header(host: str, port: int) -> bytes:
+    name = f"[{host}]" if ":" in host else host
+    return b"%b:%d" % (name.encode("ascii" if name.isascii() else "idna"), port)
+
+
 class Exchange(RequestBody):
     """A request and its answer.  Implements `admission.Waiter` and `upstream.Sink`."""
 
@@ -241,7 +246,9 @@ class Exchange(RequestBody):
             self.ticket.finish(Outcome.CLIENT_GONE, 0, 0, None)
             return
         self.grant = grant
-        self.key = Key(grant.host, grant.port, grant.generation)
+        if grant.wire is None:
+            grant.wire = (Key(grant.host, grant.port, grant.generation), _host_header(grant.host, grant.port))
+        self.key = grant.wire[0]
         self.admitted_at = self.client.loop.time()
         self.comment_at = inf
         self.phase = _CONNECTING
@@ -310,18 +317,15 @@ class Exchange(RequestBody):
         path = self.plan.path if self.plan is not None else self.route.path
         if grant is not None and grant.base_path:
             path = grant.base_path.encode("latin-1") + path
-        host = self._host_for(control)
+        host = self._client_host() if grant is None else grant.wire[1]
         length = size if size or self.method in BODY_METHODS else None
         head = request_head(self.method, path, host, self.headers, dropped, length, extra, self.upgrade)
         is_head = self.method == b"HEAD"
         upstream.begin(self, head, body, size, is_head=is_head, upgrade=self.upgrade, keeps_cors=control)
 
-    def _host_for(self, control: bool) -> bytes:
-        if control:  # the control plane compares it with Origin
-            return next((value for name, value in self.headers if name == b"host"), b"localhost")
-        assert self.key is not None
-        host = self.key.host
-        return b"%b:%d" % ((f"[{host}]" if ":" in host else host).encode("idna" if not host.isascii() else "ascii"), self.key.port)
+    def _client_host(self) -> bytes:
+        """For the control plane, which compares it with Origin."""
+        return next((value for name, value in self.headers if name == b"host"), b"localhost")
 
     def connected(self, upstream: Upstream) -> None:
         """Sink: the connection asked for is open."""

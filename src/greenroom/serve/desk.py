@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from greenroom import __version__
+from greenroom.config.model import ModelConfig
 from greenroom.control.facade import InstanceExtra, Result
-from greenroom.core.facts import Admit, Cut, Done, Operation, OperatorAsked, Refuse, Tell
+from greenroom.core.facts import Admit, Cut, Done, Model, Operation, OperatorAsked, Refuse, Tell
 from greenroom.core.views import View
 from greenroom.host.logs import LogRing
 from greenroom.shell.crew import HostCrew
@@ -118,6 +119,8 @@ class Desk:
         self.plan = plan  # replaced on reload
         self._shell, self._crew, self._feed, self._own_log = shell, crew, feed, own_log
         self._began_at = shell.clock()
+        self._known_of: Plan | None = None
+        self._known: dict[str, tuple[ModelConfig, Model]] = {}  # of that plan
 
     def uptime_s(self) -> float:
         return self._shell.clock() - self._began_at
@@ -130,9 +133,12 @@ class Desk:
         return InstanceExtra(running.process.pid, running.port) if running is not None else InstanceExtra(None, None)
 
     def static(self, model: str) -> dict[str, Any]:
-        config = next((each for each in self.plan.config.models if each.id == model), None)
-        if config is None:
+        if self._known_of is not self.plan:
+            self._known_of = self.plan
+            self._known = {one.id: (one, other) for one, other in zip(self.plan.config.models, self.plan.setup.models, strict=True)}
+        if model not in self._known:
             return {}
+        config, lowered = self._known[model]
         estimate = self.plan.estimates.get(model)
         return {
             "aliases": list(config.aliases),
@@ -140,10 +146,10 @@ class Desk:
             "name": config.name,
             "description": config.description,
             "ttl_s": config.ttl_s,
-            "parallel": next(each.parallel for each in self.plan.setup.models if each.id == model),
+            "parallel": lowered.parallel,
             "queue_limit": config.queue_limit,
             "priority": config.priority,
-            "devices": list(next(each.devices for each in self.plan.setup.models if each.id == model)),
+            "devices": list(lowered.devices),
             "estimate": estimate.detail if estimate is not None else "",
             "missing": self.plan.missing.get(model, ""),
         }

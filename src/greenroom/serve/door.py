@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from greenroom.core.facts import (
@@ -85,6 +86,8 @@ class Visit:
             self._waiter.admitted(door.grant(running, action.start, int((now - self._wish_at) * 1000)))
 
     def refused(self, action: Refuse) -> None:
+        if self._ended or self._admitted:
+            return  # it was cut, and ends as that
         self._ended = True
         waiter, self._waiter = self._waiter, NOBODY
         waiter.refused(Refusal(action.status, action.code, action.message, action.retry_after_s))
@@ -143,7 +146,6 @@ class Door:
         self.crew = crew
         self.missing: Mapping[str, str] = {}  # model -> what it lacked when the configuration was read
         self.mended: Callable[[], None] | None = None  # what was missing is there now: read the configuration again
-        self._bases: dict[tuple[str, int], tuple[str, tuple[tuple[bytes, bytes], ...]]] = {}
 
     def ask(self, wish: Wish, waiter: Waiter) -> Visit:
         shell = self.shell
@@ -173,21 +175,13 @@ class Door:
 
     def hot_grant(self, running: Running) -> Grant:
         """What nearly every request gets, made once an engine."""
-        running.hot = made = self.grant(running, "hot", 0)
+        base, secrets = base_path(running.engine), secret_headers(running.engine)
+        running.hot = made = Grant(running.model, running.host, running.port, running.generation, "hot", 0, base, secrets)
         return made
 
     def grant(self, running: Running, start: str, waited_ms: int) -> Grant:
-        base, secrets = self._base(running)
-        return Grant(running.model, running.host, running.port, running.generation, start, waited_ms, base, secrets)
-
-    def _base(self, running: Running) -> tuple[str, tuple[tuple[bytes, bytes], ...]]:
-        key = (running.model, running.generation)
-        found = self._bases.get(key)
-        if found is None:
-            if len(self._bases) > 4096:
-                self._bases.clear()
-            found = self._bases[key] = (base_path(running.engine), secret_headers(running.engine))
-        return found
+        hot = running.hot if isinstance(running.hot, Grant) else self.hot_grant(running)
+        return replace(hot, start=start, waited_ms=waited_ms)
 
     def _still_missing(self, model: str) -> Refuse | None:
         """Files may appear while we run; a model that lacks something is looked at again by each request."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -74,6 +75,16 @@ class Stage:
     start_port: int = 5800
 
 
+@dataclass(slots=True)
+class Attempt:
+    """A start under way, until it is over; a stop may come at any moment of it."""
+
+    generation: int
+    called_off: bool = False
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    report: InstanceReported | None = None  # how it ended, where it had been called off
+
+
 class HostCrew:
     """The real crew.  One instance a server; safe to call for several models at once."""
 
@@ -90,6 +101,7 @@ class HostCrew:
     ) -> None:
         self.stage = stage
         self.running: dict[str, Running] = {}
+        self._attempts: dict[str, Attempt] = {}
         self.logs: dict[str, LogRing] = {}
         self._gpus = gpus
         self._supervisor = supervisor
@@ -110,33 +122,48 @@ class HostCrew:
         engine = self.stage.engines[action.model]
         if missing := engine.missing():
             return self._failed(action, Cause.MISCONFIGURED, missing)
+        attempt = self._attempts[action.model] = Attempt(action.generation)
+        try:
+            report = await self._try(action, engine, attempt)
+            if attempt.called_off:
+                attempt.report, report = report, None  # the stop tells
+            return report
+        finally:
+            attempt.over.set()
+            if self._attempts.get(action.model) is attempt:
+                del self._attempts[action.model]
+
+    async def _try(self, action: Start, engine: Engine, attempt: Attempt) -> InstanceReported | None:
+        """As `start`; None when it was stopped by order, and that stop reports."""
         began_at = self._clock()
-        for attempt in range(PORT_TRIES_MAX):
+        for tries_left in reversed(range(PORT_TRIES_MAX)):
             try:
                 running = await self._spawn(action, engine)
             except (SpawnError, PortError) as exc:
                 cause = Cause.MISCONFIGURED if isinstance(exc, SpawnError) else Cause.EXITED
                 return self._failed(action, cause, str(exc))
+            if attempt.called_off:
+                return None  # while it was spawned: it is ended by the stop that waits for us
             try:
                 await self._until_ready(running, began_at)
             except NotReady as exc:
                 if running.stopping:
-                    return None  # stopped by order: that stop reports
+                    return None
                 report = await self._not_ready(running, exc)
-                if exc.port_taken and attempt + 1 < PORT_TRIES_MAX:
-                    continue
-                return report
+                if not exc.port_taken or not tries_left or attempt.called_off:
+                    return report
+                continue
             if running.stopping:
                 return None
             running.ready = True
-            return self._ready(running, began_at)
+            return await self._ready(running, began_at)
         raise AssertionError("unreachable")
 
-    def _ready(self, running: Running, began_at: float) -> InstanceReported:
+    async def _ready(self, running: Running, began_at: float) -> InstanceReported:
         """On host RAM the sampler measures it in a moment: somebody waits now, and looking costs as long as a tiny engine's whole start."""
         took_s = self._clock() - began_at
         measured, host_mib = (
-            ({}, None) if all(ref.kind == "ram" for ref in running.devices) else (self.measure(running), self._host_mib(running))
+            ({}, None) if all(ref.kind == "ram" for ref in running.devices) else (await self.measure(running), self._host_mib(running))
         )
         return InstanceReported(
             self._clock(), running.model, running.generation, State.READY, took_s=took_s, measured_mib=measured, host_mib=host_mib
@@ -149,8 +176,12 @@ class HostCrew:
         ring = self._ring(action.model, engine, launch.secrets)
         ring.note(f"[greenroom: start {action.generation} on {', '.join(action.devices)}, port {launch.port}]")
         token = f"{action.generation}-{os.getpid()}-{port}-{int(self._clock() * 1e6):x}"
-        process = await spawn(launch, token=token, log=ring, supervisor=self._supervisor)
-        self._ports.add(launch.port)
+        self._ports.add(launch.port)  # before it is bound: another start must not choose it
+        try:
+            process = await spawn(launch, token=token, log=ring, supervisor=self._supervisor)
+        except SpawnError:
+            self._ports.discard(launch.port)
+            raise
         running = Running(action.model, action.generation, engine, launch, process, refs, launch.port, launch.host)
         self.running[action.model] = running
         return running
@@ -232,11 +263,21 @@ class HostCrew:
 
     async def stop(self, action: Stop) -> InstanceReported | None:
         """TERM (or cmdStop), grace, KILL, reap the whole tree, wait until the device shows the memory back."""
+        began_at = self._clock()
+        attempt = self._attempts.get(action.model)
+        if attempt is not None and attempt.generation == action.generation:
+            attempt.called_off = True
+            running = self._current(action.model, action.generation)
+            if running is None or running.stopping:  # between two processes, or its failed one is being ended
+                await attempt.over.wait()
+                if attempt.report is not None:
+                    return attempt.report
         running = self._current(action.model, action.generation)
         if running is None:
             return InstanceReported(self._clock(), action.model, action.generation, State.STOPPED)
-        began_at = self._clock()
-        self.measure(running)
+        await self.measure(running)
+        if running.stopping:
+            return None  # it broke meanwhile: whoever ends it reports
         running.stopping = True
         config = running.engine.config
         outcome = await stop(
@@ -287,8 +328,10 @@ class HostCrew:
             if ref.kind not in ("gpu", "mig") or not held or rest_then is None:
                 continue
             slack = max(RELEASE_SLACK_MIB, int(held * RELEASE_SHARE))
-            while (left := self._unreleased_mib(ref, running.pids, rest_then)) > slack and self._clock() < deadline:
+            left = await self._unreleased_mib(ref, running.pids, rest_then)
+            while left > slack and self._clock() < deadline:
                 await asyncio.sleep(RELEASE_POLL_S)
+                left = await self._unreleased_mib(ref, running.pids, rest_then)
             if left > slack:
                 missing_mib += left
         return missing_mib
@@ -297,9 +340,9 @@ class HostCrew:
         """Its cards as they are without it."""
         return await self.look([ref for ref in running.devices if ref.kind in ("gpu", "mig")])
 
-    def _unreleased_mib(self, ref: DeviceRef, pids: frozenset[int], rest_then: int) -> int:
+    async def _unreleased_mib(self, ref: DeviceRef, pids: frozenset[int], rest_then: int) -> int:
         try:
-            sample = self._gpus.sample(ref.uuid)
+            sample = await asyncio.to_thread(self._gpus.sample, ref.uuid)
         except GpuError:
             return 0
         if sample.used_mib is None:
@@ -366,8 +409,18 @@ class HostCrew:
         )
 
     async def end_all(self) -> None:
-        """Shutdown: every engine that still runs is ended at once."""
-        everyone = list(self.running.values())
+        """Shutdown: every engine that still runs is ended at once, and one that is just being spawned as soon as it is there."""
+        attempts = list(self._attempts.values())
+        for attempt in attempts:
+            attempt.called_off = True
+        await self._end_now(list(self.running.values()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_ALL_GRACE_S):
+                for attempt in attempts:
+                    await attempt.over.wait()
+        await self._end_now(list(self.running.values()))
+
+    async def _end_now(self, everyone: Sequence[Running]) -> None:
         for running in everyone:
             running.stopping = True
         await asyncio.gather(
@@ -381,7 +434,7 @@ class HostCrew:
 
     # ------------------------------------------------------------------ measuring
 
-    def measure(self, running: Running) -> dict[str, int]:
+    async def measure(self, running: Running) -> dict[str, int]:
         """MiB this engine holds on each of its measured devices now; remembered for when it goes."""
         found: dict[str, int] = {}
         pids = running.process.tree()
@@ -390,7 +443,7 @@ class HostCrew:
                 found[ref.id] = tree_mib(pids)
             elif ref.kind in ("gpu", "mig") and ref.uuid:
                 try:
-                    sample = self._gpus.sample(ref.uuid)
+                    sample = await asyncio.to_thread(self._gpus.sample, ref.uuid)  # a driver in trouble may take seconds
                 except GpuError:
                     continue
                 found[ref.id] = running.note(ref.id, sample, pids)

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from greenroom.core.facts import (
     Action,
@@ -44,7 +44,10 @@ from greenroom.core.scheduler import Scheduler
 
 log = logging.getLogger("greenroom")
 
-JOURNAL_KEPT = 512  # events with their actions, kept for the story of a broken invariant
+Transition: TypeAlias = Start | Stop | Sleep | Wake | Verify
+Job: TypeAlias = Coroutine[Any, Any, InstanceReported | None]
+
+JOURNAL_KEPT = 48  # events with their actions, for the story of a broken invariant; more would only cool the cache
 TIMER_MIN_S = 0.001
 
 
@@ -109,7 +112,7 @@ class Shell:
             Start: lambda action: self._run(self._start(action), action),
             Stop: lambda action: self._run(crew.stop(action), action),
             Sleep: lambda action: self._run(crew.sleep(action), action),
-            Wake: lambda action: self._run(self._wake(action), action),
+            Wake: lambda action: self._run(crew.wake(action), action),
             Verify: lambda action: self._run(crew.verify(action), action),
             SetTimer: self._set_timer,
             Tell: self._tell,
@@ -172,7 +175,10 @@ class Shell:
                 hook(event, actions)
         doers = self._doers
         for action in actions:
-            doers[type(action)](action)
+            try:
+                doers[type(action)](action)
+            except Exception:  # whoever is told must not keep the next action from being carried out
+                log.exception("%s could not be carried out", type(action).__name__)
         if self._closing and not self._down.is_set() and self.scheduler.is_down():
             self._down.set()
 
@@ -215,35 +221,30 @@ class Shell:
 
     async def _start(self, action: Start) -> InstanceReported | None:
         report = await self.crew.start(action)
-        self._watch_if_ready(report)
+        if report is not None and report.state is State.READY:
+            self._run(self.crew.watch(action.model, action.generation), action, "watch")
         return report
 
-    async def _wake(self, action: Wake) -> InstanceReported | None:
-        return await self.crew.wake(action)
+    def _run(self, job: Job, action: Transition, what: str = "") -> None:
+        self.spawn(self._ends_as_event(job, action, what or type(action).__name__.lower()))
 
-    def _watch_if_ready(self, report: InstanceReported | None) -> None:
-        if report is not None and report.state is State.READY:
-            self.spawn(self._watching(report.model, report.generation))
-
-    async def _watching(self, model: str, generation: int) -> None:
-        report = await self.crew.watch(model, generation)
-        if report is not None:
-            self.post(report)
-
-    def _run(self, job: Coroutine[Any, Any, InstanceReported | None], action: Start | Stop | Sleep | Wake | Verify) -> None:
-        self.spawn(self._ends_as_event(job, action))
-
-    async def _ends_as_event(self, job: Coroutine[Any, Any, InstanceReported | None], action: Start | Stop | Sleep | Wake | Verify) -> None:
+    async def _ends_as_event(self, job: Job, action: Transition, what: str) -> None:
+        scheduler = self.scheduler
         try:
             report = await job
-        except asyncio.CancelledError:
-            raise
-        except Exception as exc:  # a bug of the crew: the instance is reported gone, so that the book stays true
-            log.exception("%s of %s raised", type(action).__name__, action.model)
-            why = f"inner fault while carrying out {type(action).__name__.lower()}: {exc}"
-            report = InstanceReported(self.clock(), action.model, action.generation, State.STOPPED, cause=Cause.EXITED, why=why)
-        if report is not None:
+        except Exception as exc:  # a bug of the crew: the engine is ended and reported gone, so that the book stays true
+            log.exception("%s of %s raised", what, action.model)
+            report = await self._end_broken(action, f"inner fault during {what}: {exc}")
+        if report is not None and self.scheduler is scheduler:  # a word meant for an earlier book says nothing to this one
             self.post(report)
+
+    async def _end_broken(self, action: Transition, why: str) -> InstanceReported:
+        if not isinstance(action, Stop):
+            try:
+                await self.crew.stop(Stop(action.model, action.generation, why))
+            except Exception:
+                log.exception("stop of %s raised too", action.model)
+        return InstanceReported(self.clock(), action.model, action.generation, State.STOPPED, cause=Cause.EXITED, why=why)
 
     def spawn(self, job: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """The only place where tasks are made; each is kept until it ends and its fault is logged."""
@@ -302,11 +303,14 @@ class Shell:
 
     async def _start_over(self) -> None:
         await self.crew.end_all()
+        if self._closing:
+            self._down.set()  # nothing is started again
+            return
         self.scheduler = Scheduler(self.setup, self.clock())
         self._recovering = False
         self.begin()
 
     def _dump_journal(self, event: Event) -> None:
-        for past, actions in list(self.journal)[-20:]:
+        for past, actions in list(self.journal):
             log.error("journal: %s -> %s", past, [action for action in actions if not isinstance(action, Tell)])
         log.error("journal: %s -> (broke)", event)

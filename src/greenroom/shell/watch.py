@@ -63,19 +63,23 @@ class Sampler:
         """One sample of each of these devices that can be measured."""
         refs = [ref for ref in refs if ref.kind == "ram" or (ref.kind in ("gpu", "mig") and ref.uuid)]
         measured = {ref.id for ref in refs}
-        running = [each for each in self._crew.running.values() if any(device.id in measured for device in each.devices)]
+        on_ram = any(ref.kind == "ram" for ref in refs)  # every engine holds some of it
+        running = [each for each in self._crew.running.values() if on_ram or any(device.id in measured for device in each.devices)]
         trees = {each.model: each.process.tree() for each in running}
         samples = []
         for ref in refs:
-            sample = self._look_at_ram(ref, running, trees) if ref.kind == "ram" else await self._look_at_gpu(ref, running, trees)
+            sample = await self._look_at_ram(ref, trees) if ref.kind == "ram" else await self._look_at_gpu(ref, running, trees)
             if sample is not None:
                 samples.append(sample)
         return tuple(samples)
 
-    def _look_at_ram(self, ref: DeviceRef, running: Iterable[Running], trees: Mapping[str, frozenset[int]]) -> MemoryMeasured:
-        own = {each.model: tree_mib(trees[each.model]) for each in running if any(device.id == ref.id for device in each.devices)}
-        used = max(0, self._total_mib - available_mib())
+    async def _look_at_ram(self, ref: DeviceRef, trees: Mapping[str, frozenset[int]]) -> MemoryMeasured:
+        own, used = await asyncio.to_thread(self._ram_in_use, trees)  # milliseconds for each GiB
         return MemoryMeasured(self._shell.clock(), ref.id, used, own, "other programs")
+
+    def _ram_in_use(self, trees: Mapping[str, frozenset[int]]) -> tuple[dict[str, int], int]:
+        own = {model: tree_mib(pids) for model, pids in trees.items()}
+        return own, max(0, self._total_mib - available_mib())
 
     async def _look_at_gpu(self, ref: DeviceRef, running: Iterable[Running], trees: Mapping[str, frozenset[int]]) -> MemoryMeasured | None:
         try:
