@@ -22,7 +22,7 @@ def entry_in(state: State) -> Entry:
     return entry
 
 
-@pytest.mark.parametrize(("before", "after"), list(product(State, State)), ids=lambda state: str(state))
+@pytest.mark.parametrize(("before", "after"), list(product(State, State)), ids=str)
 def test_a_move_is_made_when_the_table_knows_it_and_a_bug_otherwise(before: State, after: State) -> None:
     """Each of the 81 pairs: the state and its moment change, or the error names both states and the story."""
     entry = entry_in(before)

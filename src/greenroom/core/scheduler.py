@@ -304,7 +304,6 @@ class Scheduler:
             )
         else:
             stage.enqueue(entry, Waiting(event.request, admission.arrived_at, admission.weight, retried=True), front=True)
-            dispatch(stage, entry)  # a fresh instance may be there already
         if (
             entry.state in (State.READY, State.DRAINING)
             and admission.generation == entry.instance.generation
@@ -312,6 +311,7 @@ class Scheduler:
         ):
             entry.instance.suspect = True
             stage.say(Verify(entry.id, entry.instance.generation))
+        dispatch(stage, entry)  # a fresh instance may be there already
         return True
 
     def _quiet(self, event: RequestQuiet) -> bool:
