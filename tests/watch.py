@@ -24,7 +24,6 @@ from greenroom.core.facts import (
     Model,
     Operation,
     OperatorAsked,
-    Outcome,
     Priority,
     Refuse,
     RequestArrived,
@@ -334,7 +333,8 @@ class Watch:
         if kept.state in (State.READY, State.GOING_TO_SLEEP):
             cut_off = [a.id for a in self.flying.values() if a.model == model and a.generation == generation and not a.cut]
             must(not cut_off, f"{how} {model} with requests {cut_off} in flight and not cut")
-        lawful = model not in self.pinned or model in self.may_leave or self.shutdown is not None
+        asked_for = any(w.model == model and w.operation in (Operation.UNLOAD, Operation.SLEEP) for w in self.wishes.values())
+        lawful = model not in self.pinned or model in self.may_leave or asked_for or self.shutdown is not None
         must(lawful, f"{how} {model}, which is pinned")
         self.moves += 1
         return kept
@@ -477,6 +477,3 @@ class Watch:
         must(not self.wishes, f"operator wishes {list(self.wishes.values())[:3]} were never answered")
         alive = {n: k.state.value for n, k in self.kept.items() if k.state is not State.STOPPED}
         must(not alive, f"still alive after shutdown: {alive}")
-
-    def outcome_of(self, asked: Asked) -> Outcome:
-        return Outcome.CUT if asked.cut else Outcome.OK

@@ -254,7 +254,7 @@ class World:
         self.weather = make_weather(rng)
         devices = make_devices(rng)
         self.truths: dict[str, Truth] = {}
-        models = []
+        models: list[Model] = []
         for n in range(rng.randint(2, 7)):
             model, truth = make_model(rng, f"m{n}", devices, may_pin=sum(m.pinned for m in models) < 2)
             models.append(model)

@@ -182,8 +182,8 @@ class World:
         model = self.models[number]
         return model.need_mib - (model.residue_mib if self.residents[number].phase is Phase.ASLEEP else 0)
 
-    def freed_mib(self, number: int) -> int:
-        model = self.models[number]
+    def freed_mib(self, n: int) -> int:
+        model = self.models[n]
         return model.need_mib - (model.residue_mib if model.sleep_s is not None else 0)
 
     def down_s(self, number: int) -> float:

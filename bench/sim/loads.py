@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 GIB = 1024
@@ -247,10 +247,6 @@ def six_overloaded(seed: int = 7, *, seconds: float = 600) -> Load:
     for n in range(6):
         requests.extend(poisson(rng, n + 1, 4, seconds, 0.5))
     return Load(models, tuple(sorted(requests, key=lambda r: r.not_before_s)), (1500,), until_s=seconds)
-
-
-def without_sleep(load: Load) -> Load:
-    return Load(tuple(replace(m, sleep_s=None, residue_mib=0) for m in load.models), load.requests, load.capacities_mib, load.until_s)
 
 
 @dataclass(frozen=True, slots=True)

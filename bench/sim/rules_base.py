@@ -113,7 +113,7 @@ class BaseRules(Rules):
 
     def residue_worth(self, world: World, sleeper: int) -> float:
         known: Learned = world.memo.learned[sleeper]
-        hits = known.hits * 0.5 ** ((world.now - known.hits_at) / self.constants.half_life_s)
+        hits: float = known.hits * 0.5 ** ((world.now - known.hits_at) / self.constants.half_life_s)
         lost_s = max(0.01, self.cold_s(world, sleeper) - world.models[sleeper].wake_s)
         clock: float = world.memo.clock
         return clock + hits * lost_s / max(1, world.models[sleeper].residue_mib)

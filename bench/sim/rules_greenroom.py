@@ -42,7 +42,7 @@ def device_id(number: int) -> str:
 
 
 def as_model(model: SimModel, devices: tuple[str, ...]) -> Model:
-    tiers = ()
+    tiers: tuple[SleepTier, ...] = ()
     if model.sleep_s is not None:
         tiers = (SleepTier(level=1, residue_mib=model.residue_mib, host_mib=0, sleep_s=model.sleep_s, wake_s=model.wake_s),)
     return Model(

@@ -322,3 +322,26 @@ def test_any_text_is_loaded_or_refused_in_lines(text: str) -> None:
         except ConfigError as exc:
             said = str(exc).splitlines()
         assert [line for line in said if not re.match(r"c:\d+: .", line)] == []
+
+
+def test_secrets_among_arguments_are_never_shown_either() -> None:
+    """As a flag's value in a text, in a list, in a shell's script, behind a variable, and through a macro."""
+    text = """
+macros: {k: through-macro-1}
+models:
+  a: {cmd: 'fe ${PORT} --api-key ${k}', ttl: '${k}'}
+  b: {cmd: 'fe ${PORT} --hf-token=in-text-22', ttl: in-text-22}
+  c: {cmd: [fe, '${PORT}', --token, in-list-333], ttl: in-list-333}
+  d: {cmd: ["sh", "-c", "HF_TOKEN=in-script-4444 fe ${PORT}"], ttl: in-script-4444}
+  e: {cmd: 'docker run -e HF_TOKEN=in-docker-55 x ${PORT}', ttl: in-docker-55}
+  f: {cmd: 'fe ${PORT}', cmdStop: 'end --password in-stop-66', ttl: in-stop-66}
+"""
+    found = problems(text)
+    assert len(found) == 6
+    assert all('"***" is not a duration' in line for line in found)
+
+
+def test_merges_of_merges_are_not_walked_for_ever() -> None:
+    """A dozen short lines of anchors that hold nothing would take years."""
+    lines = ["x: &a0 {}", *(f"y{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 100)}]}}" for i in range(1, 12))]
+    assert any("once its anchors are filled in" in line for line in problems("\n".join(lines)))

@@ -97,6 +97,7 @@ def test_what_a_request_waited_for_is_told() -> None:
     """cold for a start, wake for a wake, hot for those who found it ready."""
     rig = Rig(model("a", sleep=(LEVEL_1,)))
     rig.asks("a")
+    rig.now += 2
     starts = [each.start for each in only(rig.is_ready("a"), Admit)]
     starts += [each.start for each in only(rig.asks("a"), Admit)]
     rig.ends(1)
@@ -104,6 +105,7 @@ def test_what_a_request_waited_for_is_told() -> None:
     rig.wishes("a", Operation.SLEEP)
     rig.is_asleep("a")
     rig.asks("a")
+    rig.now += 1
     starts += [each.start for each in only(rig.is_ready("a"), Admit)]
 
     assert starts == ["cold", "hot", "wake"]

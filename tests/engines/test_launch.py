@@ -77,6 +77,48 @@ def test_secrets_are_named_so_that_they_can_be_masked() -> None:
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "llama-server -m x --hf-token hf_abcdef",
+        "llama-server -m x -hft hf_abcdef",
+        "vllm serve m --api_key hf_abcdef",
+        "text-embeddings-router --hf-api-token=hf_abcdef",
+        "docker run -e HF_TOKEN=hf_abcdef --env A=b image",
+        "docker run --env=HF_TOKEN=hf_abcdef image",
+        "env HF_TOKEN=hf_abcdef vllm serve m",
+        ["sh", "-c", "export HF_TOKEN='hf_abcdef'; exec llama-server -m x"],
+        ["sh", "-c", "cd /x && llama-server --api-key hf_abcdef"],
+    ],
+)
+def test_secrets_are_found_wherever_the_command_holds_them(command: str | list[str]) -> None:
+    """B44: every flag the configuration check warns of is masked as well, and variables set on the way."""
+    assert "hf_abcdef" in describe(a_model(command)).launch(1, []).secrets
+
+
+def test_numbers_of_tokens_are_no_secrets() -> None:
+    """Masking them would blot every log line."""
+    command = "vllm serve m --max-num-batched-tokens 8192 --max-tokens 4096 --ssl-keyfile /k/x.pem --chat-template token=1"
+
+    assert describe(a_model(command)).launch(1, []).secrets == ()
+
+
+def test_an_engine_key_from_a_file_is_masked(tmp_path: Path) -> None:
+    """It travels with every request to the engine."""
+    keys = tmp_path / "keys"
+    keys.write_text("file-key-9\n")
+
+    assert describe(a_model(f"llama-server -m x --api-key-file {keys}")).launch(1, []).secrets == ("file-key-9",)
+
+
+def test_a_command_that_begins_with_a_variable_is_refused_without_its_value() -> None:
+    """Only a shell would take it; the sentence goes into the status."""
+    said = describe(a_model("HF_TOKEN=hf_abcdef llama-server -m x")).missing()
+
+    assert "write HF_TOKEN under `env`" in said
+    assert "hf_abcdef" not in said
+
+
+@pytest.mark.parametrize(
     ("command", "env"),
     [
         ("llama-server -m x --api-key k1,k2", ()),

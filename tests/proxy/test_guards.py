@@ -138,6 +138,41 @@ def test_pages_may_use_the_inference_api_as_configured() -> None:
     assert code_of(LISTED, b"POST", Kind.CONTROL, with_host(b"127.0.0.1", (b"origin", b"http://notes.example"))) is None
 
 
+def test_with_listed_origins_no_other_page_starts_a_model_by_looking() -> None:
+    """A GET of /upstream or of an inference route may start one; a link that a person follows may."""
+    named = with_host(b"127.0.0.1", (b"origin", EVIL))
+    image = with_host(b"127.0.0.1", (b"sec-fetch-site", b"cross-site"), (b"sec-fetch-mode", b"no-cors"))
+    link = with_host(b"127.0.0.1", (b"sec-fetch-site", b"cross-site"), (b"sec-fetch-mode", b"navigate"))
+    own = with_host(b"127.0.0.1", (b"sec-fetch-site", b"same-origin"), (b"sec-fetch-mode", b"no-cors"))
+
+    for kind in (Kind.UPSTREAM, Kind.INFERENCE):
+        assert code_of(LISTED, b"GET", kind, named) == "foreign_origin"
+        assert code_of(LISTED, b"GET", kind, image) == "foreign_origin"
+        assert code_of(LISTED, b"OPTIONS", kind, named) is None  # the preflight tells it
+        assert code_of(LISTED, b"GET", kind, link) is code_of(LISTED, b"GET", kind, own) is None
+        assert code_of(LOOPBACK, b"GET", kind, named) is code_of(LOOPBACK, b"GET", kind, image) is None
+    assert code_of(LISTED, b"GET", Kind.MODELS, image) is None
+
+
+def test_a_browser_that_tells_nothing_changes_nothing_with_get() -> None:
+    """On plain http beyond loopback browsers send no Sec-Fetch-Site, but cached Basic credentials; scripts go on as before."""
+    browser = with_host(b"localhost", (b"user-agent", b"Mozilla/5.0 (X11; Linux x86_64)"))
+    script = with_host(b"localhost", (b"user-agent", b"curl/8.5.0"))
+
+    assert code_of(LOOPBACK, b"GET", Kind.CONTROL, browser, changes=True) == "foreign_origin"
+    assert code_of(LOOPBACK, b"GET", Kind.CONTROL, browser) is None
+    assert code_of(LOOPBACK, b"GET", Kind.CONTROL, script, changes=True) is None
+    assert code_of(LOOPBACK, b"GET", Kind.CONTROL, [*browser, (b"sec-fetch-site", b"none")], changes=True) is None
+
+
+def test_long_host_names_are_not_remembered() -> None:
+    """Clients write them, up to 64 KiB each."""
+    guards = Guards("127.0.0.1", ["*"], [])
+    for host in (b"a" * 1000, b"short"):
+        assert code_of(guards, b"GET", Kind.INFERENCE, with_host(host)) is None
+    assert list(guards._host_known) == [b"short"]
+
+
 # --------------------------------------------------------------------------------------------------------------- CORS
 
 

@@ -279,3 +279,27 @@ def test_raw_targets_and_queries_reach_the_engine_byte_for_byte() -> None:
             assert world.engine.seen[-1].method == b"HEAD"
 
     on_uvloop(main)
+
+
+OWN_ROUTES = ["GET /health", "GET /ready", "OPTIONS /v1/chat/completions", "OPTIONS /upstream/m/x", "GET /v1/models"]
+
+
+@pytest.mark.parametrize("route", OWN_ROUTES)
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_routes_without_an_engine_keep_no_large_body(route: str, is_chunked: bool, tmp_path: Path) -> None:
+    """Some of them ask for no key: anybody could have filled the disk."""
+    page = "Origin: http://a.example\r\nAccess-Control-Request-Method: POST\r\n" if route.startswith("OPTIONS") else ""
+    key = "Authorization: Bearer k1\r\n" if "models" in route else ""
+    framing = "Transfer-Encoding: chunked\r\n" if is_chunked else f"Content-Length: {10 << 20}\r\n"
+    piece = b"%x\r\n%b\r\n" % (1 << 20, bytes(1 << 20)) if is_chunked else bytes(1 << 20)
+
+    async def main() -> None:
+        async with a_world(keys=("k1",), spool_dir=str(tmp_path)) as world, a_caller(world) as caller:
+            await caller.send(f"{route} HTTP/1.1\r\nHost: localhost\r\n{page}{key}{framing}\r\n".encode())
+            await caller.send(piece * (1 if is_chunked else 0))
+            answer = await caller.answer(route.partition(" ")[0])
+            assert answer is not None
+            assert answer.status == 413
+            assert world.stats["spool_bytes_now"] == world.stats["spool_files_now"] == 0
+
+    on_uvloop(main)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from greenroom.core.facts import Outcome
+from greenroom.proxy.admission import Refusal
 
 from .corpus import GET, H2C, HOST, JSON, NEXT, POST, SIZE, TE, UPGRADE
 from .fake_wires import Bench, statuses
-from .relay_world import EngineSide, Seen, a_caller, a_world, get, on_asyncio, on_uvloop, post
+from .relay_world import EngineSide, FakeTicket, Seen, a_caller, a_world, answer_ok, get, on_asyncio, on_uvloop, post
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -129,3 +130,50 @@ def test_the_relay_serves_on_plain_asyncio_too() -> None:
         return int(line.split()[1])
 
     on_asyncio(main)
+
+
+def test_a_request_is_sent_three_times_at_most_however_silently_engines_die() -> None:
+    """On a kept connection that proves dead, on a fresh one, and once more where the scheduler says."""
+
+    async def die(seen: Seen, side: EngineSide) -> None:
+        if seen.body == b'{"model":"m","die":1}':
+            side.fin()
+            await side.wait_gone()
+        else:
+            await answer_ok(seen, side)
+
+    async def main() -> None:
+        async with a_world(die) as world, a_caller(world) as caller, a_caller(world) as other:
+            lost: list[object] = []
+
+            def after_loss(ticket: FakeTicket) -> None:
+                lost.append(ticket)
+                if len(lost) == 1:
+                    world.admissions.admit(ticket)
+                else:
+                    ticket.waiter.refused(Refusal(502, "engine_lost", "It died."))
+
+            world.admissions.after_loss = after_loss
+            await asyncio.gather(caller.ask(post(b'{"model":"m"}')), other.ask(post(b'{"model":"m"}')))  # two kept connections
+            assert (await caller.ask(post(b'{"model":"m","die":1}'))).status == 502
+            assert sum(b"die" in seen.body for seen in world.engine.seen) == 3
+            assert len(lost) == 2
+
+    on_uvloop(main)
+
+
+def test_an_early_hint_says_nothing_about_the_answer() -> None:
+    """Its headers are its own: an event stream announced in a 103 made the answer one."""
+    hint = b"HTTP/1.1 103 Early Hints\r\nContent-Type: text/event-stream\r\nCache-Control: max-age=9\r\nContent-Encoding: gzip\r\n\r\n"
+
+    async def hinted(seen: Seen, side: EngineSide) -> None:
+        kind = b"Content-Type: text/event-stream\r\n" if seen.target == b"/events" else b""
+        await side.send(hint + b"HTTP/1.1 200 OK\r\n" + kind + b"Content-Length: 2\r\n\r\nok")
+
+    async def main() -> None:
+        async with a_world(hinted) as world, a_caller(world) as caller:
+            plain = await caller.ask(get("/upstream/m/plain"))
+            assert not {b"x-accel-buffering", b"content-type", b"content-encoding"} & set(plain.headers)
+            assert (await caller.ask(get("/upstream/m/events"))).headers[b"cache-control"] == b"no-cache"
+
+    on_uvloop(main)

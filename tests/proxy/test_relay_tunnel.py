@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 
 import pytest
@@ -13,7 +14,7 @@ from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping
 from greenroom.core.facts import Outcome
 from greenroom.proxy.tunnel import Frames, close_frame
 
-from .relay_world import Caller, EngineSide, Seen, World, a_caller, a_world, answer_ok, get, on_uvloop
+from .relay_world import Caller, EngineSide, Seen, World, a_caller, a_world, answer_ok, get, on_uvloop, until
 
 UPGRADE = (
     "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
@@ -293,3 +294,33 @@ def test_frames_are_followed_in_any_pieces(step: int) -> None:
     assert boundaries >= (5 if step == 1 else 1)
     silent = Frames()
     assert silent.scan(Connection(ConnectionType.CLIENT).send(Ping(b"only")))[0] is False
+
+
+@pytest.mark.parametrize("does_client_leave", [True, False])
+def test_an_engine_that_does_not_read_is_let_go(does_client_leave: bool) -> None:
+    """Back-pressure hides the client's end, so the tunnel would stay for ever."""
+    opened = asyncio.Event()
+
+    async def deaf(seen: Seen, side: EngineSide) -> None:
+        side.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await side.send(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        opened.set()
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with a_world(deaf, limits={"client_stall_s_max": 0.5}) as world:
+            async with a_caller(world) as caller:
+                await caller.send(get("/upstream/m/ws", UPGRADE))
+                await opened.wait()
+                await caller.read_until(b"101")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.2):
+                        await caller.send(bytes(64 << 20))  # more than the kernel takes
+                (leg,) = [client.tunnel.down for client in world.server.clients if client.tunnel is not None]
+                assert leg.transport.get_write_buffer_size() > 0
+                if not does_client_leave:
+                    await until(lambda: leg.is_lost)
+            await until(lambda: leg.is_lost)
+            assert world.stats["tunnels_now"] == 0
+
+    on_uvloop(main)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenroom.proxy.admission import Refusal
-from greenroom.proxy.rerank import RerankPlan, plan
+from greenroom.proxy.rerank import DOCUMENTS_MAX, RerankPlan, plan
 
 PATHS = (b"/rerank", b"/v1/rerank", b"/v2/rerank", b"/reranking", b"/v1/reranking")
 ENGINES = ("llama_server", "vllm", "sglang", "tei", "generic")
@@ -280,3 +280,12 @@ def test_any_engine_answer_is_handled(body: bytes) -> None:
     """Nothing the engine writes makes it raise; what comes out is JSON."""
     for status in (200, 404, 501):
         json.loads(asks("tei").answer(status, body)[1])
+
+
+def test_a_request_names_a_bounded_number_of_documents() -> None:
+    """They are looked at one by one, and everybody else waits."""
+    refused = plan(json.dumps({"query": "q", "documents": [""] * (DOCUMENTS_MAX + 1)}).encode(), b"/v1/rerank", "vllm")
+
+    assert isinstance(refused, Refusal)
+    assert (refused.status, refused.code) == (400, "bad_documents")
+    assert "65,537" in refused.message

@@ -464,3 +464,14 @@ def test_a_new_catalog_is_seen_at_once_and_the_memory_of_targets_is_bounded() ->
     from greenroom.proxy import targets
 
     assert len(targets._memo.routes) <= CACHED_TARGETS_MAX
+
+
+def test_what_a_query_holds_steers_no_engine() -> None:
+    """A raw `?` ends the path for everybody; an encoded one may not."""
+    catalog = a_catalog("m")
+
+    assert route(b"GET", b"/upstream/m/view?next=/sleep", catalog).error is None
+    assert route(b"POST", b"/upstream/m/save?file=/a/models", catalog).error is None
+    assert route(b"POST", b"/upstream/m/sleep?level=1", catalog).error is not None
+    assert route(b"POST", b"/upstream/m/sleep%3Flevel=1", catalog).error is not None
+    assert route(b"POST", b"/upstream/m/x%3F/../sleep", catalog).error is not None

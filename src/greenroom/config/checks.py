@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from . import secrets
 from .errors import Path, Report, did_you_mean, quoted
 from .schema import ConfigFile, GroupSection, ModelSection, name_error
 
@@ -13,7 +14,6 @@ PORT = "${PORT}"
 DEVICE_IDS_KNOWN = re.compile(r"gpu\d{1,3}|ram|(?:GPU|MIG)-[0-9A-Za-z/-]+")
 _DEVICE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-_SECRET_FLAG = re.compile(r"--?(?:api[-_]?key|hf[-_]?token|token|auth[-_]?token|password|secret)(=.*)?", re.IGNORECASE | re.DOTALL)
 
 
 def check_names(models: Mapping[str, ModelSection], ids: Mapping[str, object], report: Report) -> dict[str, str]:
@@ -56,8 +56,8 @@ def check_model(model_id: str, model: ModelSection, raw: Mapping[str, object], d
         meaning = f"is read as parallel: {model.concurrencyLimit}; further requests wait (up to queue_limit) where llama-swap refuses them."
         report.warn((*path, "concurrencyLimit"), meaning)
     for word in model.cmd:
-        if flag := _SECRET_FLAG.fullmatch(word):
-            report.warn((*path, "cmd"), _secret_sentence(word.removesuffix(flag.group(1) or "")))
+        if flag := secrets.FLAG.fullmatch(word):
+            report.warn((*path, "cmd"), _secret_sentence(word.removesuffix(flag["value"] or "")))
 
 
 def _secret_sentence(flag: str) -> str:

@@ -133,9 +133,7 @@ class _Builder:
     def value(self, node: Node, path: Path, depth: int) -> Any:
         self.report.keys.setdefault(path, (node.start_mark.line + 1, node.start_mark.column + 1))
         self.seen += 1
-        if self.seen > NODES_MAX:
-            if self.seen == NODES_MAX + 1:
-                self.report.add((), f"has more than {NODES_MAX:,} values once its anchors are filled in. Make it smaller.", 1)
+        if self._is_full():
             return None
         if depth > DEPTH_MAX:
             self.report.add(path, f"is nested too deeply; at most {DEPTH_MAX} levels are read.")
@@ -152,6 +150,11 @@ class _Builder:
             return self._mapping(node, path, depth)
         finally:
             self.open_nodes.discard(id(node))
+
+    def _is_full(self) -> bool:
+        if self.seen == NODES_MAX + 1:
+            self.report.add((), f"has more than {NODES_MAX:,} values once its anchors are filled in. Make it smaller.", 1)
+        return self.seen > NODES_MAX
 
     def _mapping(self, node: Node, path: Path, depth: int) -> dict[str, Any]:
         out: dict[str, Any] = {}
@@ -182,6 +185,9 @@ class _Builder:
             return
         if id(node) in self.open_nodes:
             self.report.add(path, "is an anchor that contains itself. Write the value out.")
+            return
+        self.seen += 1  # also when it adds nothing: a few lines of merges of merges could be walked for ever
+        if self._is_full():
             return
         known = dict(self.report.keys)
         for key, item in self._mapping(node, path, depth + 1).items():

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from . import checks, commands, document, foreign, lower, macros
+from . import checks, commands, document, foreign, lower, macros, secrets
 from .errors import ConfigError, Path, Problem, Report, did_you_mean, kind, looks_secret, one_line, quoted
 from .explain import report_errors
 from .macros import MacroError, Scope
@@ -147,12 +147,21 @@ class _Loader:
         for section in sections:
             if not isinstance(section, Mapping):
                 continue
-            for value in secret_values(section.get("env")):
-                self.report.hide(value)
+            self._hide(section)
             declared = section.get("macros")
             for name, value in declared.items() if isinstance(declared, Mapping) else ():
                 if looks_secret(str(name)) and isinstance(value, str):
                     self.report.hide(value)
+
+    def _hide(self, section: Mapping[str, Any]) -> None:
+        """Variables and arguments of a model that are secrets."""
+        found = [*secret_values(section.get("env"))]
+        for command in (section.get(key) for key in _COMMANDS):
+            words = command if isinstance(command, list) else [f"{command} "]
+            found += secrets.in_arguments(word for word in words if isinstance(word, str))
+        for value in found:
+            if "${" not in str(value):  # a macro's name is none
+                self.report.hide(value)
 
     def _raw_models(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         models = raw.get("models")
@@ -186,8 +195,7 @@ class _Loader:
             if name in own:
                 self.report.add((*path, "macros", name), f"the macros need each other: {chain}. Break the circle.")
         expanded = self._expanded(section, path, scope)
-        for value in secret_values(expanded.get("env")):
-            self.report.hide(value)
+        self._hide(expanded)
         return self._validated(ModelSection, expanded, path)
 
     def _warn_about_model_parameter(self, filters: Mapping[str, Any], path: Path) -> None:

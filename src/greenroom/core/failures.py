@@ -7,7 +7,7 @@ from .entry import Entry
 from .facts import Cause, InstanceReported, State
 from .moves import gib, reopen, span
 from .residency import HOME, RISING
-from .stage import Move, Stage
+from .stage import EPSILON_S, Move, Stage
 
 MISCONFIGURED_BACKOFF_S = 60.0
 MEMORY = frozenset({Cause.OOM, Cause.STARTUP_MEMORY})
@@ -183,7 +183,8 @@ def rest(stage: Stage, entry: Entry, delay_s: float) -> None:
 
 def recover(stage: Stage, entry: Entry) -> None:
     """The back-off is over."""
-    if entry.state is State.FAILED and stage.now >= entry.backoff_until:
+    if entry.state is State.FAILED and stage.now >= entry.backoff_until - EPSILON_S:
+        entry.backoff_until = 0.0
         entry.move(State.STOPPED, stage.now)
         revive_pinned(stage, entry)
 

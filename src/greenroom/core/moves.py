@@ -10,7 +10,7 @@ from .facts import Admit, Done, InstanceReported, Sleep, Start, State, Stop, Wak
 from .placement import ABSENT, Choice, fall_level, host_takes, leave_s, loss_s
 from .queue import Waiting
 from .residency import FALLING, HOME, RISING, SERVING
-from .stage import Admission, Move, Phase, Stage
+from .stage import EPSILON_S, Admission, Move, Phase, Stage
 
 
 def gib(mib: int) -> str:
@@ -126,7 +126,7 @@ def _cut_overdue(stage: Stage, move: Move, alive: list[Entry]) -> bool:
     limit_s = stage.policy.drain_timeout_s
     if limit_s is None:
         return False
-    if stage.now - move.began_at < limit_s:
+    if stage.now < move.began_at + limit_s - EPSILON_S:
         stage.decide_by(move.began_at + limit_s)
         return False
     for victim in alive:

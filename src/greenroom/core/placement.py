@@ -213,7 +213,7 @@ def _is_hard(stage: Stage, entry: Entry, short: Mapping[str, int], forced: Seque
         gain = 0
         for name in stage.book.pools[device].holders:
             other = stage.entries[name]
-            if other is entry or name in gone or other.pinned or other.state is State.ASLEEP:
+            if other is entry or name in gone or other.pinned or other.unkillable or other.state is State.ASLEEP:
                 continue
             level = fall_level(stage, other) if other.model.sleep else 0
             gain += freed_by(stage, other, level).get(device, 0)

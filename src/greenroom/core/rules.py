@@ -193,6 +193,8 @@ def _score(entry: Entry, now: float) -> float:
 
 def _consider(stage: Stage, entry: Entry, dearest_s: float) -> bool:
     """Start bringing `entry` in, or note what it waits for (timer, claim)."""
+    if _claims_forbid(stage, entry):
+        return False
     late = entry.since + late_after_s(stage, entry, dearest_s) <= stage.now + EPSILON_S
     options = _options(stage, entry)
     if entry.queue.only_quiet:
@@ -348,9 +350,29 @@ def _claim(stage: Stage, entry: Entry, option: Option, gate_at: float) -> None:
 
 def _claim_whole(stage: Stage, entry: Entry) -> None:
     """Late, and nobody's leaving would help yet: nothing may start on the device it could use soonest."""
-    for devices in stage.placements(entry)[:1]:
+    for devices in stage.placements(entry):
+        needs = stage.required(entry, devices)
+        if all(needs[device] <= stage.book.pools[device].budget_mib - stage.pinned_on(device, besides=entry) for device in devices):
+            for device in devices:
+                stage.claims.setdefault(device, (0, stage.now))
+            return  # elsewhere only a pin or another program could make room: nothing to claim there
+
+
+def _claims_forbid(stage: Stage, entry: Entry) -> bool:
+    """Whether others have claimed every device it could use, and leave it too little: seen before any victim is looked for."""
+    if not stage.claims:
+        return False
+    held = stage.book.of(entry.id)
+    for devices in stage.placements(entry):
         for device in devices:
-            stage.claims.setdefault(device, (0, stage.now))
+            claim = stage.claims.get(device)
+            if claim is None:
+                return False
+            if (entry.need_mib or 0) - held.get(device, 0) > min(claim[0], stage.book.pools[device].free_mib):
+                break
+        else:
+            return False
+    return True
 
 
 def _gain(stage: Stage, name: str, level: int, device: str) -> int:

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
 
+from greenroom.config import secrets
 from greenroom.config.model import ModelConfig
 from greenroom.engines import devices as pinning
 from greenroom.engines import gguf, oom
 from greenroom.engines.base import Costs, DeviceRef, Ending, Estimate, Launch, Readiness
-from greenroom.engines.flags import PYTHON, Flags, Unwrapped, basename, unwrap
+from greenroom.engines.flags import ASSIGNMENT, PYTHON, Flags, Unwrapped, basename, unwrap
 
 PORT_MACRO = "${PORT}"
 PARALLEL_DEFAULT = 8
-SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?$", re.IGNORECASE)
 SECRET_CHARS_MIN = 4  # shorter values would mask half of every log line
 KEY_FILE_BYTES_MAX = 64 * 1024
 OWN_NAME = "greenroom"
@@ -87,16 +87,13 @@ class Generic:
         return tuple(words)
 
     def secrets(self) -> tuple[str, ...]:
-        """Values that must never be shown: engine keys, and variables named like one."""
-        found = [key for name in self.key_flags for key in self._all_values(name)]
-        found += [value for name, value in self.env.items() if SECRET_NAME.search(name)]
+        """Values that must never be shown: engine keys and other secrets of the command, and variables named like one."""
+        container = self.config.container
+        words = (*self.config.argv, *self.config.stop_argv, *(container.args if container is not None else ()))
+        found = [*secrets.in_arguments(words), self.engine_key()]
+        found += [value for name, value in self.env.items() if secrets.NAME.search(name)]
         parts = [part.strip() for value in found for part in (value, *value.split(","))]
         return tuple(dict.fromkeys(part for part in parts if len(part) >= SECRET_CHARS_MIN))
-
-    def _all_values(self, flag: str) -> list[str]:
-        argv = self.command.argv
-        values = [argv[index + 1] for index, item in enumerate(argv[:-1]) if item == flag]
-        return values + [item.partition("=")[2] for item in argv if item.startswith(flag + "=")]
 
     def pinned_devices(self) -> tuple[str, ...]:
         """UUIDs or bus indices named in the operator's environment; () = greenroom chooses."""
@@ -185,6 +182,9 @@ class Generic:
         if self.config.container is not None:
             runtime = self.config.container.runtime
             return "" if shutil.which(runtime) else f"{self.config.id}: {runtime} was not found on PATH; install it or drop `container`"
+        if assigned := ASSIGNMENT.match(self.config.argv[0]):
+            name = assigned[1]  # not its value, which may be a secret
+            return f"{self.config.id}: its command begins with {name}=..., which only a shell would take; write {name} under `env`"
         programs = [self.program_argv()[0]]
         if not (self.command.shell or self.command.client or self.command.python) and self.command.argv[0] != self.config.argv[0]:
             programs.append(self.command.argv[0])

@@ -418,8 +418,8 @@ class Client(asyncio.Protocol):
         if refusal is not None:
             return refusal, True
         if exchange.origin and kind is Kind.UPSTREAM and is_preflight(exchange.method, exchange.headers):
-            exchange.route = Route(Kind.PREFLIGHT, found.path)
-            return None, False
+            exchange.route = found = Route(Kind.PREFLIGHT, found.path)
+            kind = found.kind
         if kind is _INFERENCE or kind not in _OPEN_KINDS:
             keys = plane.control_keys if found.control and plane.control_keys is not None else plane.keys
             if keys.required:

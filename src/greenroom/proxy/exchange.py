@@ -358,7 +358,7 @@ class Exchange(RequestBody):
             return
         self.client.server.stats.returned += 1
         self.phase = _WAITING
-        self.retried = False
+        self.retried = True  # where it is admitted again it gets a fresh connection, and no further silent retry
         self.grant = self.key = None
         self.ticket.lost(why)
 

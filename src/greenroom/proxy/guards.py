@@ -14,6 +14,7 @@ from greenroom.proxy.admission import Refusal
 from greenroom.proxy.targets import Kind
 
 HOSTS_REMEMBERED_MAX = 256
+HOST_BYTES_REMEMBERED_MAX = 255  # of one: clients write them
 ASKED_HEADERS_MAX = 64
 PREFLIGHT_AGE_S = 600
 
@@ -35,6 +36,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}\Z")
 _EXPOSED = b"Access-Control-Expose-Headers: X-Greenroom-Model, X-Greenroom-Start, X-Greenroom-Wait-Ms, Retry-After\r\n"
 _SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
+_STARTING = frozenset({Kind.INFERENCE, Kind.UPSTREAM})  # even a GET may start a model
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::", "*", ""})
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 
@@ -64,7 +66,7 @@ class Guards:
 
     def check(self, method: bytes, kind: Kind, headers: Headers, *, changes: bool = False) -> Refusal | None:
         """None when the request may go on.  `changes`: the route changes state although its method is safe."""
-        host = origin = upgrade = site = mode = None
+        host = origin = upgrade = site = mode = agent = None
         for name, value in headers:
             if name == b"host":
                 host = value
@@ -76,15 +78,25 @@ class Guards:
                 site = value
             elif name == b"sec-fetch-mode":
                 mode = value
+            elif name == b"user-agent":
+                agent = value
         if host is not None and not self._is_host_known(host):
             return _unknown_host(host)
         if origin is not None:
             if self._is_origin_refused(method, kind, origin, host, is_upgrade=upgrade is not None):
                 return _foreign_origin(origin)
-        elif kind is Kind.CONTROL and site in {b"cross-site", b"same-site"} and (changes or mode != b"navigate"):
-            # an <img> or a link to /unload sends no Origin
+        elif site is None:
+            if changes and method in _SAFE_METHODS and agent is not None and agent.startswith(b"Mozilla/"):
+                return _untold_origin()
+        elif site in {b"cross-site", b"same-site"} and self._is_foreign_look_refused(kind, mode, changes=changes):
             return _foreign_origin(b"another site")
         return None
+
+    def _is_foreign_look_refused(self, kind: Kind, mode: bytes | None, *, changes: bool) -> bool:
+        """An <img> or a link of another site sends no Origin, and could unload or start a model."""
+        if kind is Kind.CONTROL:
+            return changes or mode != b"navigate"
+        return kind in _STARTING and not self._any_origin and mode != b"navigate"
 
     def _is_host_known(self, host: bytes) -> bool:
         known = self._host_known.get(host)
@@ -92,7 +104,8 @@ class Guards:
             known = self._judge_host(host.decode("latin-1").strip().lower())
             if len(self._host_known) >= HOSTS_REMEMBERED_MAX:
                 self._host_known.clear()
-            self._host_known[host] = known
+            if len(host) <= HOST_BYTES_REMEMBERED_MAX:
+                self._host_known[host] = known
         return known
 
     def _judge_host(self, host: str) -> bool:
@@ -113,7 +126,7 @@ class Guards:
             return False
         if kind is Kind.CONTROL or is_upgrade:
             return True
-        return not self._any_origin and method not in _SAFE_METHODS
+        return not self._any_origin and (method not in _SAFE_METHODS or (kind in _STARTING and method != b"OPTIONS"))
 
     def _is_same_origin(self, origin: bytes, host: bytes | None) -> bool:
         scheme, found, netloc = _lower(origin).partition("://")
@@ -201,3 +214,8 @@ def _unknown_host(host: bytes) -> Refusal:
 def _foreign_origin(origin: bytes) -> Refusal:
     name = errors.shown(origin.decode("latin-1"))
     return Refusal(403, "foreign_origin", f"A page of {name} may not do this; add its origin to `cors_origins` if it should.")
+
+
+def _untold_origin() -> Refusal:
+    """Browsers leave `Sec-Fetch-Site` out where the address is neither https nor loopback: any page could be behind it."""
+    return Refusal(403, "foreign_origin", "A browser that does not tell which page asks may change nothing with GET; send POST instead.")

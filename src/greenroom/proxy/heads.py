@@ -55,6 +55,7 @@ _MARKS: Final = {
     b"cache-control": Mark.CACHE_CONTROL,
     b"x-accel-buffering": Mark.ACCEL,
     b"origin": Mark.ORIGIN,
+    b"sec-fetch-site": Mark.ORIGIN,  # tells of a page, too
     b"authorization": Mark.CREDENTIAL,
     b"x-api-key": Mark.CREDENTIAL,
     b"keep-alive": Mark.KEEP_ALIVE,

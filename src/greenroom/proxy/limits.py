@@ -18,6 +18,7 @@ class Limits:
     headers_max: int = 200
     target_kib_max: int = 16
     json_mib_max: int = 128  # a body that is read in memory to find its model
+    rerank_mib_max: int = 16  # a rerank request, which is taken apart document by document
     upload_mib_max: int = 2048  # a body that is spooled
     spool_mib_max: int = 4096  # all spooled bodies together
     memory_mib_max: int = 1024  # all bodies held in memory together
@@ -28,7 +29,7 @@ class Limits:
     body_idle_s_max: float = 30.0  # between two reads of a body
     idle_s_max: float = 75.0  # an open connection without a request
     linger_s_max: float = 2.0  # input is still read this long after a last answer
-    client_stall_s_max: float = 300.0  # a client that takes no byte of its answer
+    client_stall_s_max: float = 300.0  # a client that takes no byte of its answer, either side of a tunnel that takes none
     sweep_s: float = 0.25  # how often deadlines and half-closed clients are looked at
     probe_every_s: float = 0.7  # to tell a half-closed client from one that left
     connect_s_max: float = 5.0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from . import bodies, errors
 from .admission import ModelRoute, Refusal
 from .bodies import FormPeek
-from .limits import MIB
+from .limits import KIB, MIB
 from .rerank import RerankPlan
 from .rerank import plan as plan_rerank
 from .spool import Patched, SpoolFile
@@ -16,6 +16,9 @@ from .upstream import Body
 
 if TYPE_CHECKING:
     from .client import Client
+
+
+OWN_BODY_BYTES_MAX: Final = 64 * KIB  # of a request that no engine gets: some of those routes ask for no key
 
 
 class RequestBody:
@@ -60,6 +63,11 @@ class RequestBody:
 
     def size_max(self) -> int:
         limits = self.client.server.limits
+        route = self.route
+        if route is not None and route.kind is not Kind.INFERENCE:
+            return limits.upload_mib_max * MIB if route.kind is Kind.UPSTREAM else OWN_BODY_BYTES_MAX
+        if route is not None and route.rerank:
+            return limits.rerank_mib_max * MIB
         return (limits.upload_mib_max if self._may_spool(b"") else limits.json_mib_max) * MIB
 
     def _may_spool(self, data: bytes) -> bool:

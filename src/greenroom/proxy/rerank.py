@@ -19,6 +19,7 @@ from greenroom.proxy.admission import Refusal
 _J_PATH = b"/v1/rerank"
 _T_PATH = b"/rerank"
 _REASON_CHARS_MAX = 500
+DOCUMENTS_MAX = 65_536  # of one request: each is looked at while nobody else is served
 _NOT_IN_MODE = "The engine is not in rerank mode (llama-server needs --reranking; elsewhere the model must be a reranker)"
 _OURS = frozenset({"query", "documents", "texts", "top_n", "return_documents", "return_text"})
 _DIALECT_MISMATCH = frozenset({404, 405, 422})  # how an engine says that it speaks the other one
@@ -103,6 +104,8 @@ def _read_request(fields: _Fields, engine: str) -> _Asked | Refusal:
     documents = tuple(_items.decode(raw))
     if not documents:
         return errors.bad_request("bad_documents", f"`{key}` is empty; send at least one document.")
+    if len(documents) > DOCUMENTS_MAX:
+        return errors.bad_request("bad_documents", f"`{key}` has {len(documents):,} entries; send at most {DOCUMENTS_MAX:,} at once.")
     texts: list[msgspec.Raw] = []
     for position, document in enumerate(documents):
         text = _text_of(document, engine)

@@ -410,7 +410,7 @@ def _upstream(method: bytes, target: bytes, path: bytes, memo: _Memo) -> Route:
     if not forward.startswith(b"/"):  # nothing but the model, perhaps a query
         query = b"?" + forward[1:] if forward else b""
         return Route(Kind.UPSTREAM, b"/", name, redirect=path + b"/" + query)
-    if is_engine_control(method, forward):
+    if is_engine_control(method, forward.partition(b"?")[0]):
         return Route(Kind.UPSTREAM, forward, name, needs_model=True, error=errors.engine_control(_text(forward)))
     return Route(Kind.UPSTREAM, forward, name, needs_model=True, may_start=not _is_ignored(method, forward, memo))
 

@@ -7,6 +7,7 @@ proper close frame, which may only stand between two frames.
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from greenroom.core.facts import Outcome
@@ -85,7 +86,7 @@ class Frames:
 class _Leg(asyncio.Protocol):
     """One of the two connections."""
 
-    __slots__ = ("frames", "has_ended", "has_written_eof", "is_lost", "other", "transport", "tunnel")
+    __slots__ = ("frames", "has_ended", "has_written_eof", "is_lost", "other", "stalled_at", "stalled_size", "transport", "tunnel")
 
     other: _Leg
 
@@ -94,6 +95,17 @@ class _Leg(asyncio.Protocol):
         self.transport = transport
         self.frames = Frames()
         self.has_ended = self.is_lost = self.has_written_eof = False  # no more bytes come; the connection is gone; none may go
+
+        self.stalled_size = 0  # bytes that wait to be taken by this side
+        self.stalled_at = inf
+
+    def stalled_s(self, now: float) -> float:
+        """For how long this side has taken nothing of what waits for it."""
+        size = 0 if self.is_lost else self.transport.get_write_buffer_size()
+        if not size or size != self.stalled_size:
+            self.stalled_at = now if size else inf
+        self.stalled_size = size
+        return now - self.stalled_at
 
     def data_received(self, data: bytes) -> None:
         self.tunnel.heard(self, data)
@@ -212,7 +224,7 @@ class Tunnel:
         other = leg.other
         if leg is self.up:
             if not other.is_lost:
-                self._close(other.transport)
+                self._let_go(other.transport)
             self._over(Outcome.CLIENT_GONE if exc is not None else Outcome.OK)
             self.client.server.stats.tunnels_now -= 1
             self.client.connection_lost(exc)
@@ -257,6 +269,14 @@ class Tunnel:
         if not transport.is_closing():
             transport.close()
 
+    @staticmethod
+    def _let_go(transport: asyncio.Transport) -> None:
+        """Close what no sweep looks after any more: a plain close waits for ever for an engine that does not read."""
+        if transport.get_write_buffer_size():
+            transport.abort()
+        else:
+            transport.close()
+
     def tick(self, now: float) -> None:
         """Called by the sweep."""
         if self.stop_at is not None and now >= self.stop_at:
@@ -272,7 +292,9 @@ class Tunnel:
         if self.stop_at is None and self.up.frames.has_closed and self.down.frames.has_closed:
             self.stop_at = now + self.limits.tunnel_close_s_max  # both said good-bye: somebody should close
         silent_s = now - self.last_at
-        if (self.up.has_ended or self.down.has_ended) and silent_s >= self.limits.tunnel_half_closed_s_max:
+        if max(self.down.stalled_s(now), self.up.stalled_s(now)) >= self.limits.client_stall_s_max:
+            self.stop_at = now  # the other side is not read meanwhile, so that its end would never be seen
+        elif (self.up.has_ended or self.down.has_ended) and silent_s >= self.limits.tunnel_half_closed_s_max:
             self.stop_at = now
         elif not self.is_quiet and silent_s >= self.limits.tunnel_quiet_s:
             self.is_quiet = True

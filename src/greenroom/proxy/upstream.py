@@ -348,6 +348,8 @@ class Upstream(asyncio.Protocol):
                 self.raw.clear()
                 self.lines.clear()
                 self.options = None
+                self.content_type = b""
+                self.encoded = self.accel = self.cache_control = False
             return
         assert self.parser is not None
         self.done = True
