@@ -95,6 +95,8 @@ class Entry:
         return instance.state is State.READY and not instance.suspect and not self.order and not self.retire
 
     def tier(self, level: int) -> SleepTier | None:
+        if not level:
+            return None
         return next((tier for tier in self.model.sleep if tier.level == level), None)
 
     def up_cost(self) -> float:

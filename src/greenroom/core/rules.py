@@ -57,20 +57,24 @@ def survey(stage: Stage) -> Outlook:
         whole = pool.budget_mib
         for name, mib in pool.holders.items():
             other = stage.entries[name]
-            state = other.instance.state
+            instance = other.instance
+            state = instance.state
             if state is State.READY:
                 loss = loss_s(other, 0)
-                look.dearest_s = max(look.dearest_s, loss)
+                if loss > look.dearest_s:
+                    look.dearest_s = loss
                 if other.pinned:
                     whole -= mib
                     continue
-                if is_idle(other):
+                if len(instance.in_flight) <= len(instance.quiet) and not other.queue.weight:
                     idle += mib
-                spent_at = other.instance.ready_at + quantum * least_loss_s(other)
-                if is_idle(other) or spent_at <= now:
                     gate += mib
-                else:
-                    look.spent_at = min(look.spent_at, spent_at)
+                    continue
+                spent_at = instance.ready_at + quantum * (least_loss_s(other) if other.model.sleep else loss)
+                if spent_at <= now:
+                    gate += mib
+                elif spent_at < look.spent_at:
+                    look.spent_at = spent_at
             elif state is State.ASLEEP and not other.pinned:
                 idle += mib
                 gate += mib
