@@ -19,7 +19,7 @@ from .stage import EPSILON_S, GHOST_WAIT_S_MAX, NEVER, Move, Phase, Stage
 
 LATE_LOOKED_AT_MAX = 16  # late models examined in one decision
 BEST_LOOKED_AT_MAX = 4  # others, once more than four times as many could fit
-RETRY_S = 0.25  # looked at again at the latest when only memory that others hold is in the way
+RETRY_S = 0.25  # looked at again at the latest where only time can help
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,8 @@ def _consider(stage: Stage, entry: Entry, dearest_s: float) -> bool:
     if not options:
         if late:
             _claim_whole(stage, entry)
-        stage.decide_by(stage.now + RETRY_S)
+        if stage.policy.min_residency_s:
+            stage.decide_by(stage.now + RETRY_S)  # all else that could help is an event
         return False
     option = min(options, key=lambda option: _rank(stage, entry, option))
     if option.open and _claims_allow(stage, entry, option):
@@ -412,7 +413,7 @@ def _refuse_hopeless(stage: Stage, entry: Entry) -> bool:
         since = stage.blocked.setdefault(entry.id, stage.now)
         left_s = since + stage.policy.room_wait_s - stage.now
         if left_s > EPSILON_S:
-            stage.decide_by(min(since + stage.policy.room_wait_s, stage.now + RETRY_S))
+            stage.decide_by(since + stage.policy.room_wait_s)
             return False
     stage.blocked.pop(entry.id, None)
     stage.deny(entry, 503, code, message)

@@ -157,7 +157,16 @@ class Generic:
 
     def files(self) -> tuple[Path, ...]:
         """Model files on this host that the command names; part of what a learned footprint is keyed by."""
-        return ()
+        return folder_files(self.model_path())
+
+    def model_name(self) -> str | None:
+        """What the command says it serves: a folder, or a name on a hub; None = it does not say."""
+        return None
+
+    def model_path(self) -> Path | None:
+        """The local folder it serves; None for a name on a hub."""
+        name = self.model_name()
+        return self.host_path(name) if name and name.startswith(("/", "./", "../", "~")) else None
 
     # ---------------------------------------------------------------------------------------------------------- faults
 
@@ -170,7 +179,8 @@ class Generic:
         return self._own_program() or self._program_missing() or self.model_missing()
 
     def model_missing(self) -> str:
-        return ""
+        path = self.model_path()
+        return f"{self.config.id}: the model {path} does not exist" if path is not None and not path.exists() else ""
 
     def _own_program(self) -> str:
         program = self.command.argv[0] if self.command.argv else ""
@@ -249,3 +259,10 @@ def weights_folder_mib(path: Path | None) -> int:
         return -(-gguf.folder_bytes(path) // (1 << 20)) if path is not None and path.is_dir() else 0
     except OSError:
         return 0
+
+
+def folder_files(path: Path | None) -> tuple[Path, ...]:
+    """The weight files and the configuration of a local model folder, sorted."""
+    if path is None or not path.is_dir():
+        return ()
+    return tuple(sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".bin", ".json") and file.is_file()))

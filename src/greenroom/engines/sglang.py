@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from greenroom.engines.base import Costs, DeviceRef, Estimate
 from greenroom.engines.generic import Generic
-from greenroom.engines.vllm import folder_files, product
+from greenroom.engines.vllm import product
 
 FRACTION_DEFAULT = 0.88  # it computes its own from the size of the card; this is the usual outcome
 BESIDE_MIB = 3072  # graphs and activations live beside the static share
@@ -56,13 +55,5 @@ class Sglang(Generic):
     def costs(self, estimate: Estimate) -> Costs:
         return Costs(up_s=60.0, down_s=3.0)
 
-    def model_path(self) -> Path | None:
-        name = self.flags.value("--model-path", "--model")
-        return self.host_path(name) if name and name.startswith(("/", "./", "../", "~")) else None
-
-    def files(self) -> tuple[Path, ...]:
-        return folder_files(self.model_path())
-
-    def model_missing(self) -> str:
-        path = self.model_path()
-        return f"{self.config.id}: the model {path} does not exist" if path is not None and not path.exists() else ""
+    def model_name(self) -> str | None:
+        return self.flags.value("--model-path", "--model")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from greenroom.engines.base import Costs, DeviceRef, Estimate
 from greenroom.engines.generic import Generic, weights_folder_mib
-from greenroom.engines.vllm import folder_files
 
 CONCURRENT_DEFAULT = 512
 GPU_OVERHEAD_MIB = 1536  # context, and the warm-up of a batch of 16,384 tokens
@@ -38,13 +36,5 @@ class Tei(Generic):
     def costs(self, estimate: Estimate) -> Costs:
         return Costs(up_s=5.0, down_s=0.5)
 
-    def model_path(self) -> Path | None:
-        name = self.flags.value("--model-id", env="MODEL_ID")
-        return self.host_path(name) if name and name.startswith(("/", "./", "../", "~")) else None
-
-    def files(self) -> tuple[Path, ...]:
-        return folder_files(self.model_path())
-
-    def model_missing(self) -> str:
-        path = self.model_path()
-        return f"{self.config.id}: the model {path} does not exist" if path is not None and not path.exists() else ""
+    def model_name(self) -> str | None:
+        return self.flags.value("--model-id", env="MODEL_ID")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from greenroom.engines.base import Costs, DeviceRef, Estimate
@@ -61,11 +60,6 @@ class Vllm(Generic):
             weights + kv_mib + CPU_PROCESS_MIB, 0, "estimated", f"weights {weights:,} + KV {kv_mib:,} + processes {CPU_PROCESS_MIB:,} MiB"
         )
 
-    def model_path(self) -> Path | None:
-        """The local folder it serves; None for a name on a hub."""
-        name = self.model_name()
-        return self.host_path(name) if name and name.startswith(("/", "./", "../", "~")) else None
-
     def model_name(self) -> str | None:
         argv = self.command.argv
         if "serve" in argv[:3]:
@@ -91,24 +85,8 @@ class Vllm(Generic):
     def costs(self, estimate: Estimate) -> Costs:
         return Costs(up_s=60.0, down_s=3.0)
 
-    def files(self) -> tuple[Path, ...]:
-        return folder_files(self.model_path())
-
-    def model_missing(self) -> str:
-        path = self.model_path()
-        if path is not None and not path.exists():
-            return f"{self.config.id}: the model {path} does not exist"
-        return ""
-
 
 def product(*factors: int | None) -> int | None:
     """The product of the factors that are given; None when none is."""
     given = [factor for factor in factors if factor]
     return math.prod(given) if given else None
-
-
-def folder_files(path: Path | None) -> tuple[Path, ...]:
-    """The weight files and the configuration of a local model folder, sorted."""
-    if path is None or not path.is_dir():
-        return ()
-    return tuple(sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".bin", ".json") and file.is_file()))

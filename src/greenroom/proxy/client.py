@@ -14,9 +14,9 @@ import httptools
 
 from . import bodies, errors
 from .admission import Refusal
-from .exchange import Exchange, connection_options
+from .exchange import Exchange
 from .guards import Guards, is_preflight
-from .heads import CONTINUE, METHODS, SEEN, Headers, Mark, known_name
+from .heads import CONTINUE, METHODS, SEEN, Headers, Mark, connection_options, known_name
 from .keys import Keys
 from .limits import MIB
 from .spool import SpoolError

@@ -16,7 +16,7 @@ import msgspec
 
 from . import bodies, errors, listing
 from .admission import Grant, ModelRoute, Refusal, Ticket, Wish
-from .heads import BODY_METHODS, CONTINUE, DROPPED, LAST_CHUNK, Headers, is_event_stream, request_head, response_head, safe_value, tokens
+from .heads import BODY_METHODS, CONTINUE, DROPPED, LAST_CHUNK, Headers, is_event_stream, request_head, response_head, safe_value
 from .keys import STRIPPED
 from .limits import KIB, MIB
 from .record import Record, path_text, start_lines
@@ -698,11 +698,6 @@ _STARTS: Final = {
     Kind.NOT_FOUND: Exchange._start_refused,
     Kind.METHOD_NOT_ALLOWED: Exchange._start_refused,
 }
-
-
-def connection_options(value: bytes) -> list[bytes]:
-    """Header names a `Connection` value limits to this hop."""
-    return [token for token in tokens(value) if token and token not in (b"close", b"keep-alive", b"upgrade")]
 
 
 def _engine_message(status: int, body: bytes) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from greenroom.proxy import errors
 from greenroom.proxy.admission import Refusal
-from greenroom.proxy.targets import Kind
+from greenroom.proxy.targets import SAFE_METHODS, Kind
 
 HOSTS_REMEMBERED_MAX = 256
 HOST_BYTES_REMEMBERED_MAX = 255  # of one: clients write them
@@ -35,7 +35,6 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}\Z")
 _EXPOSED = b"Access-Control-Expose-Headers: X-Greenroom-Model, X-Greenroom-Start, X-Greenroom-Wait-Ms, Retry-After\r\n"
-_SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 _STARTING = frozenset({Kind.INFERENCE, Kind.UPSTREAM})  # even a GET may start a model
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::", "*", ""})
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
@@ -86,7 +85,7 @@ class Guards:
             if self._is_origin_refused(method, kind, origin, host, is_upgrade=upgrade is not None):
                 return _foreign_origin(origin)
         elif site is None:
-            if changes and method in _SAFE_METHODS and agent is not None and agent.startswith(b"Mozilla/"):
+            if changes and method in SAFE_METHODS and agent is not None and agent.startswith(b"Mozilla/"):
                 return _untold_origin()
         elif site in {b"cross-site", b"same-site"} and self._is_foreign_look_refused(kind, mode, changes=changes):
             return _foreign_origin(b"another site")
@@ -126,7 +125,7 @@ class Guards:
             return False
         if kind is Kind.CONTROL or is_upgrade:
             return True
-        return not self._any_origin and (method not in _SAFE_METHODS or (kind in _STARTING and method != b"OPTIONS"))
+        return not self._any_origin and (method not in SAFE_METHODS or (kind in _STARTING and method != b"OPTIONS"))
 
     def _is_same_origin(self, origin: bytes, host: bytes | None) -> bool:
         scheme, found, netloc = _lower(origin).partition("://")

@@ -96,6 +96,11 @@ def tokens(value: bytes) -> list[bytes]:
     return [token.strip(b" \t").lower() for token in value.split(b",")]
 
 
+def connection_options(value: bytes) -> list[bytes]:
+    """Header names a `Connection` value limits to this hop."""
+    return [token for token in tokens(value) if token and token not in (b"close", b"keep-alive", b"upgrade")]
+
+
 def request_head(
     method: bytes,
     path: bytes,
@@ -143,8 +148,3 @@ def keep_alive_s(value: bytes) -> float | None:
 
 def is_event_stream(content_type: bytes) -> bool:
     return content_type[:17].lower() == b"text/event-stream"
-
-
-def is_form(content_type: bytes) -> bool:
-    kind = content_type.partition(b";")[0].strip().lower()
-    return kind in (b"multipart/form-data", b"application/x-www-form-urlencoded")

@@ -167,7 +167,7 @@ _FIXED: dict[bytes, tuple[Kind, tuple[bytes, ...], bytes | None]] = {
 }
 
 _UPSTREAM = b"/upstream/"
-_SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
+SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 
 
 # ----------------------------------------------------------------------------------------- what steers an engine itself
@@ -229,7 +229,7 @@ def _steers(method: bytes, segments: list[str]) -> bool:
     last = segments[-1]
     if last in _CONTROL_WORDS or last.startswith(_CONTROL_STEMS) or "/".join(segments[-2:]) in _CONTROL_PAIRS:
         return True
-    if method in _SAFE_METHODS:
+    if method in SAFE_METHODS:
         return False
     return last in _CONTROL_WRITES or (len(segments) > 1 and segments[-2] == "slots")
 
@@ -378,7 +378,7 @@ def _control(method: bytes, target: bytes, path: bytes) -> Route:
         return _nowhere(method, target, path)
     if method == b"OPTIONS":
         return Route(Kind.PREFLIGHT, target, control=True)
-    return Route(Kind.CONTROL, target, control=True, changes=method not in _SAFE_METHODS)
+    return Route(Kind.CONTROL, target, control=True, changes=method not in SAFE_METHODS)
 
 
 def _nowhere(method: bytes, target: bytes, path: bytes) -> Route:

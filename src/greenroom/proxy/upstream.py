@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol, cast
 
 import httptools
 
-from .heads import SEEN, Headers, Mark, keep_alive_s, known_name, tokens
+from .heads import SEEN, Headers, Mark, connection_options, keep_alive_s, known_name
 from .limits import KIB, Limits, Stats
 from .spool import Patched, SpoolFile
 
@@ -278,7 +278,7 @@ class Upstream(asyncio.Protocol):
             case Mark.ACCEL:
                 self.accel = True
             case Mark.CONNECTION:
-                named = [token for token in tokens(value) if token not in (b"close", b"keep-alive", b"upgrade")]
+                named = connection_options(value)
                 if named:
                     self.options = (self.options or []) + named
                 return False

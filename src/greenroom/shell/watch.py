@@ -45,9 +45,12 @@ class Sampler:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(SAMPLE_FAST_S if self._is_busy() else SAMPLE_S)
-            await self.sample()
-            for report in await self._crew.wait_strays():
-                self._shell.post(report)
+            try:
+                await self.sample()
+                for report in await self._crew.wait_strays():
+                    self._shell.post(report)
+            except Exception:  # one bad look must not be the last one
+                log.exception("memory could not be measured")
 
     def _is_busy(self) -> bool:
         now = self._shell.clock()
@@ -117,6 +120,8 @@ class StallGuard:
         while True:
             await asyncio.sleep(STALL_LOOK_S)
             beats = self._pulse.oldest_beats()
+            alive = {(running.model, running.generation) for running in self._crew.running.values()}
+            self._misses = {key: count for key, count in self._misses.items() if key in alive}
             for running in list(self._crew.running.values()):
                 if running.ready and not running.stopping:
                     self._look(running, beats.get(running.model))
