@@ -1,14 +1,13 @@
 """The README tells the truth: its configurations load, and its commands run and print what they promise.
 
-Blocks are marked by a comment on the line before: `file: NAME` is written to that file, `config` must load, `serve` is
-started in the background, `run` must exit 0, and `run: WORDS` must print WORDS as well.
+Blocks are marked by a comment on the line before: `file: NAME` is written to that file, `config` must load, `prepare` is
+run first and must exit 0, `serve` is started in the background, `run` must exit 0, and `run: WORDS` must print WORDS as well.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,12 +15,13 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
 
 from greenroom.config.load import load_config
+from greenroom.proxy.limits import Limits
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(
@@ -46,19 +46,17 @@ def blocks(*marks: str) -> list[Block]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, llama_server: Path, tiny_chat: Path, tiny_embed: Path, tiny_rerank: Path) -> Path:
-    """A folder as the README assumes it: its files, a models folder, and the programs on PATH."""
+def place(tmp_path_factory: pytest.TempPathFactory, llama_server: Path) -> Path:
+    """A folder as the README makes it: its files, and what its preparing commands leave there.  llama-server is found by greenroom."""
+    assert llama_server.exists()
     folder = tmp_path_factory.mktemp("readme")
-    (folder / "bin").mkdir()
-    (folder / "models").mkdir()
-    (folder / "bin" / "llama-server").symlink_to(llama_server)
     greenroom = Path(sys.executable).with_name("greenroom")
     assert greenroom.exists(), "the project is not installed in this environment: pip install --no-deps -e ."
-    (folder / "bin" / "greenroom").symlink_to(greenroom)
-    for name, model in (("chat", tiny_chat), ("embed", tiny_embed), ("rerank", tiny_rerank)):
-        shutil.copy(model, folder / "models" / f"{name}.gguf")
     for block in blocks("file"):
         (folder / block.argument).write_text(block.text, encoding="utf-8")
+    for block in blocks("prepare"):
+        done = Shell(folder, 0).run(block.text)
+        assert done.returncode == 0, f"{block.text}\nexit {done.returncode}:\n{done.stdout}{done.stderr}"
     return folder
 
 
@@ -71,7 +69,7 @@ class Shell:
 
     @property
     def environment(self) -> dict[str, str]:
-        path = f"{self.folder / 'bin'}:{os.environ.get('PATH', '/usr/bin:/bin')}"
+        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '/usr/bin:/bin')}"  # what `. .venv/bin/activate` does
         return os.environ | {"PATH": path, "GREENROOM_URL": f"http://127.0.0.1:{self.port}", "PYTHONUNBUFFERED": "1"}
 
     def line(self, text: str) -> str:
@@ -116,9 +114,9 @@ def wait_up(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
 
 def test_there_is_something_to_run() -> None:
     """The marks are found: a change of the README's form cannot silently empty these tests."""
-    counts = {mark: len(blocks(mark)) for mark in ("file", "config", "serve", "run")}
+    counts = {mark: len(blocks(mark)) for mark in ("file", "config", "prepare", "serve", "run")}
 
-    assert counts["serve"] == 1
+    assert (counts["prepare"], counts["serve"]) == (1, 1)
     assert counts["file"] >= 2
     assert counts["config"] >= 3
     assert counts["run"] >= 8
@@ -143,6 +141,14 @@ def test_the_commands_run_in_the_order_they_are_shown(shell: Shell) -> None:
 
         assert done.returncode == 0, f"{block.text}\nexit {done.returncode}:\n{said}"
         assert block.argument.lower() in said.lower(), f"{block.text}\ndid not print {block.argument!r}:\n{said}"
+
+
+def test_every_limit_is_documented_with_its_default() -> None:
+    """The table of docs/config.md is the one of the code: the same names in the same order, the same figures."""
+    section = (ROOT / "docs" / "config.md").read_text(encoding="utf-8").split("### Limits\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| `([\d.]+)` \| \S", section, re.MULTILINE)
+
+    assert [(name, float(default)) for name, default in rows] == [(one.name, float(one.default)) for one in fields(Limits)]
 
 
 def test_links_lead_to_files() -> None:

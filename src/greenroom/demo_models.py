@@ -6,10 +6,12 @@ Every maker writes to a neighbour file first and renames it, so that a file unde
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
 import string
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -381,3 +383,32 @@ def _writer(path: Path, architecture: str, name: str) -> Iterator[Any]:
     finally:
         close()
         unfinished.unlink(missing_ok=True)
+
+
+# -------------------------------------------------------------------------------------------------------- command line
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m greenroom.demo_models FOLDER`: chat.gguf, embed.gguf and rerank.gguf to try a configuration with."""
+    parser = argparse.ArgumentParser(
+        prog="python -m greenroom.demo_models",
+        description="Write three tiny models with random weights (chat.gguf, embed.gguf, rerank.gguf, 0.5 MB together) into FOLDER. "
+        "They load at once and answer nonsense: enough to try a configuration.",
+    )
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="made when it does not exist; files of these names are replaced")
+    folder: Path = parser.parse_args(arguments).folder
+    try:
+        print(tiny_llama(folder / "chat.gguf"))
+        print(tiny_bert(folder / "embed.gguf", rank=False))
+        print(tiny_bert(folder / "rerank.gguf", rank=True))
+    except ImportError as exc:
+        print(f"the package {exc.name} is needed to write models: `make demo` installs it", file=sys.stderr)
+        return 1
+    except OSError as exc:
+        print(f"the models cannot be written into {folder}: {exc.strerror or exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from greenroom.cli.check import ModelNeed, candidates_of, never_fits, page, place, problems_of, together
+from greenroom.cli.check import ModelNeed, candidates_of, named, never_fits, page, place, problems_of, shortened, together
 from greenroom.config.load import load_config, load_config_text
 from greenroom.config.model import Config, DeviceConfig, ModelConfig, SizeSpec
 from greenroom.engines.base import Estimate
@@ -98,8 +98,8 @@ def test_what_does_not_fit_beside_the_others_takes_turns() -> None:
     placed = place(needs, ROOMS)
     assert placed.homeless == {"b": 60_000 + 50_000 - 78 * 1024}
     assert together(needs, placed) is False
-    assert problems_of(needs, ROOMS) == []
-    assert page(Config("g.yaml", ()), needs, ROOMS, placed)[-1] == (
+    assert problems_of(needs, ROOMS) == {}
+    assert page(Config("g.yaml", ()), needs, ROOMS, placed, {})[-1] == (
         "Not all fit together (b lacks 29.4 GiB): they take turns as requests arrive."
     )
 
@@ -109,7 +109,21 @@ def test_an_unknown_need_leaves_the_question_open() -> None:
     needs = [a_need("a", 1000), a_need("b", None)]
     placed = place(needs, ROOMS)
     assert together(needs, placed) is None
-    assert page(Config("g.yaml", ()), needs, ROOMS, placed)[-1].endswith("nothing is known yet of b.")
+    assert page(Config("g.yaml", ()), needs, ROOMS, placed, {})[-1].endswith("nothing is known yet of b.")
+
+
+def test_of_many_names_a_few_are_shown() -> None:
+    """300 models do not make one enormous line."""
+    needs = [a_need(f"m{n}", None) for n in range(300)]
+    said = page(Config("g.yaml", ()), needs, ROOMS, place(needs, ROOMS), {})[-1]
+    assert said.endswith("nothing is known yet of m0, m1, m2, m3, m4 and 295 more.")
+    assert shortened(["a", "b", "c", "d", "e", "f"]) == "a, b, c, d, e, f"
+
+
+@pytest.mark.parametrize("why", ["chat: the file is gone", "chat has no command", "models.chat.ttl: is not a duration", "the file is gone"])
+def test_a_sentence_names_its_model_once(why: str) -> None:
+    """Whether or not it began with the name."""
+    assert named("chat", why).count("chat") == 1
 
 
 def test_a_model_on_several_devices_takes_its_share_of_each() -> None:
@@ -176,24 +190,66 @@ def test_check_json(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("fake_engines")
 def test_what_can_never_start_is_exit_1(tmp_path: Path) -> None:
-    """A missing file and a model larger than its device: one sentence each on standard error."""
-    content = TWO.replace("chat.gguf", "gone.gguf").replace("1GiB}", "9GiB}").replace("memory: 1GiB", "memory: 9GiB")
-    result = run("check", written(tmp_path, content))
-    assert (result.exit_code, result.stderr) == (
-        1,
-        "chat: there is no file /models/gone.gguf\nembed: it needs 9.0 GiB and at most 5.0 GiB can ever be free on ram\n",
-    )
+    """A missing file and a model larger than its device: one page that does not contradict itself."""
+    content = TWO.replace("chat.gguf", "gone.gguf").replace("memory: 1GiB", "memory: 9GiB")
+    path = written(tmp_path, content + '  small: {cmd: "llama-server --model /models/s.gguf --port ${PORT}", memory: 1GiB}\n')
+    result = run("check", path)
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert [line for line in result.stdout.splitlines() if not line.startswith("warning")] == [
+        f"{path}: 3 models, 2 of them cannot start",
+        "",
+        "MODEL  ENGINE        DEVICE   MEMORY  HOW WE KNOW",
+        "chat   llama_server  ram     3.0 GiB  cannot start, see below",
+        "embed  llama_server  ram     9.0 GiB  cannot start, see below",
+        "small  llama_server  ram     1.0 GiB  declared",
+        "",
+        "ram  [█████░░░░░░░░░░░░░░░░░░░] 1.0 GiB of 5.0 GiB",
+        "Of the others: All fit together.",
+        "",
+        f"{path}:5: chat: there is no file /models/gone.gguf",
+        f"{path}:6: embed: it needs 9.0 GiB and at most 5.0 GiB can ever be free on ram",
+    ]
+    problems = json.loads(run("check", path, "--json").stdout)["problems"]
+    assert problems[0] == {
+        "file": path,
+        "line": 5,
+        "column": 0,
+        "where": "models.chat",
+        "message": "chat: there is no file /models/gone.gguf",
+    }
+
+
+@pytest.mark.usefixtures("fake_engines")
+def test_a_misconfigured_model_is_told_once(tmp_path: Path) -> None:
+    """With --lenient: not as a warning and as a problem, and with the line of the mistake."""
+    path = written(tmp_path, TWO + '  bad:\n    cmd: "llama-server --model /m.gguf --port ${PORT}"\n    ttl: 5mins\n')
+    result = run("check", path, "--lenient")
+    assert (result.exit_code, result.output.count("5mins")) == (1, 1)
+    assert result.stdout.splitlines()[-1].startswith(f"{path}:9: models.bad.ttl: ")
 
 
 @pytest.mark.usefixtures("fake_serve")
 def test_a_broken_configuration_is_lines_with_places_and_exit_2(tmp_path: Path) -> None:
     """For check, convert and serve alike; never a traceback."""
     path = written(tmp_path, "models:\n  chat:\n    cmdd: x\n")
-    for args in (["check", path], ["check", path, "--json"], ["serve", "-c", path]):
+    for args in (["check", path], ["serve", "-c", path]):
         result = run(*args)
         assert result.exit_code == 2, args
         assert all(line.startswith(f"{path}:") for line in result.stderr.splitlines()), args
         assert "cmdd" in result.stderr
+
+
+def test_a_broken_configuration_as_json(tmp_path: Path) -> None:
+    """--json prints the same object for a file that cannot be used: where and what, exit 2."""
+    path = written(tmp_path, "models:\n  chat:\n    cmd: llama-server --port ${PORT}\n    ttl: 5mins\n")
+    result = run("check", path, "--json")
+    body = json.loads(result.stdout)
+    assert (result.exit_code, result.stderr, body["models"]) == (2, "", [])
+    (problem,) = body["problems"]
+    assert (problem["file"], problem["line"], problem["column"] > 0, problem["where"]) == (path, 4, True, "models.chat.ttl")
+    assert "is not a duration" in problem["message"]
+    missing = json.loads(run("check", str(tmp_path / "nothing.yaml"), "--json").stdout)["problems"]
+    assert [one["message"][:14] for one in missing] == ["does not exist"]
 
 
 @pytest.mark.usefixtures("fake_serve")

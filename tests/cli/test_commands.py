@@ -38,6 +38,8 @@ def test_ps_shows_every_state_and_what_comes_next(served: Served) -> None:
         a_resident("leaver", State.DRAINING, in_flight=1, idle_s=None),
         a_resident("fixed", idle_s=300.0, model={"pinned": True}),
         a_model("off"),
+        a_model("quick", up_s=0.6),
+        a_model("gone", blocked="gone: the file /m/g.gguf does not exist"),
         a_model("waits", queued=3, eta_s=40.0),
         a_model("broken", State.FAILED, backoff_s=8.0, last_error="exit 1: no such file\x1b[31m"),
     ]
@@ -55,7 +57,9 @@ def test_ps_shows_every_state_and_what_comes_next(served: Served) -> None:
         "nap        asleep (1)  gpu0     300 MiB   280 MiB          0       0  9 min  stops in 1 min",
         "leaver     draining    gpu0     4.3 GiB   4.1 GiB          1       0      -  leaves after 1 request",
         "fixed      ready       gpu0     4.3 GiB   4.1 GiB          0       0  5 min  stays (pinned)",
-        "off        stopped     -              -         -          -       0      -  starts in about 12 s",
+        "off        stopped     -              -         -          -       0      -  on request, about 12 s",
+        "quick      stopped     -              -         -          -       0      -  on request, about 1 s",
+        "gone       stopped     -              -         -          -       0      -  cannot start: the file /m/g.gguf does not exist",
         "waits      stopped     -              -         -          -       3      -  waits for room, about 40 s",
         r"broken     failed      -              -         -          -       0      -  tries again in 8 s: exit 1: no such file\x1b[31m",
         "",
@@ -292,12 +296,17 @@ def test_the_key_comes_from_the_environment_or_a_file(locked: Served, tmp_path: 
     without = locked.run("ps")
     assert (without.exit_code, without.output) == (
         1,
-        "this needs an API key. Set GREENROOM_API_KEY or give --api-key-file\n",
+        f"{locked.url} asks for an API key and none was given: set GREENROOM_API_KEY, or give --api-key-file FILE\n",
     )
     assert locked.run("ps", GREENROOM_API_KEY="s3cret-key").exit_code == 0
     assert locked.run("ps", "--api-key-file", str(tmp_path / "key"), GREENROOM_API_KEY="wrong").exit_code == 0
     wrong = locked.run("ps", GREENROOM_API_KEY="wr0ng-key")
-    assert (wrong.exit_code, "wr0ng-key" in wrong.output) == (1, False)
+    assert (wrong.exit_code, wrong.output) == (
+        1,
+        f"{locked.url} does not accept the API key from GREENROOM_API_KEY: put in one of `apiKeys` of its configuration\n",
+    )
+    (tmp_path / "other").write_text("wr0ng-key\n")
+    assert f"from {tmp_path / 'other'}: " in locked.run("ps", "--api-key-file", str(tmp_path / "other")).output
 
 
 @pytest.mark.parametrize("content", [None, b"", b"two words", b"line\nline", b"\xff\xfe"])
@@ -351,7 +360,8 @@ def test_wrong_usage_is_exit_2(args: list[str]) -> None:
 
 def test_a_mistyped_command_gets_a_suggestion() -> None:
     """Did you mean."""
-    assert "there is no command 'unlaod'. Did you mean 'unload' or 'load'?" in run("unlaod").output
+    assert "there is no command 'unlaod'. Did you mean 'unload'?" in run("unlaod").output
+    assert "`greenroom --help` lists them" in run("bogus").output
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -388,6 +398,20 @@ def test_a_reader_that_closes_the_pipe_is_no_error(served: Served) -> None:
     done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     os.close(write_end)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("command", [["events", "-f"], ["logs", "-f"]])
+def test_a_follower_ends_when_nobody_reads_it_any_more(command: list[str], served: Served) -> None:
+    """`greenroom events -f | head -1` does not hang until something happens."""
+    served.facade.past = [an_event(1, "first")]
+    served.facade.logs[""] = ["first"]
+    argv = [sys.executable, "-c", "from greenroom.cli import main; main()", *command, "--url", served.url]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert b"first" in process.stdout.readline()
+        process.stdout.close()
+        assert (process.wait(timeout=60), process.stderr.read()) == (1, b"")
 
 
 def on_a_terminal(served: Served, *args: str, until: bytes = b"", then: int = 0) -> tuple[int, bytes]:

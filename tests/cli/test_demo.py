@@ -67,6 +67,26 @@ def test_an_overfull_bar_does_not_grow() -> None:
     assert demo.budget_bar({"chat": 500}, 200, ascii=True).count("#") == demo.BAR_CELLS
 
 
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({"x-greenroom-start": "cold", "x-greenroom-wait-ms": "6600"}, "was not running: started in 6,600 ms; first word after 6.68 s"),
+        ({"x-greenroom-start": "hot"}, "was ready; first word after 6.68 s"),
+        ({}, "was not running: started in about 6.5 s; first word after 6.68 s"),
+    ],
+)
+def test_how_an_answer_came_about_is_told(headers: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the head was sent before the model was ready and so could not tell: then the status does."""
+    console = Console(file=io.StringIO(), width=200)
+    stage = demo.Stage(console, 0)
+    monkeypatch.setattr(stage, "get", lambda path: {"instances": [{"state": "ready", "since_s": 0.5}]})
+    monkeypatch.setattr("greenroom.cli.demo.time.perf_counter", lambda: 107.0)
+
+    stage.show_wait(demo.Answer(None, headers, 6.68, "chat", 100.0), "first word")
+
+    assert console.file.getvalue().strip() == said  # type: ignore[attr-defined]
+
+
 def test_comments_are_not_text() -> None:
     """What keeps a loading stream alive is not shown as an answer."""
     raw = b': loading, about 2 s\n\ndata: {"choices": [{"delta": {"content": "Hi"}}]}\n\ndata: [DONE]\n\n'

@@ -32,6 +32,7 @@ def a_model(id: str, state: State = State.STOPPED, **fields: Any) -> ModelView:
         "need_source": "measured",
         "up_s": 12.0,
         "last_error": "",
+        "blocked": "",
         "instances": (),
     }
     return ModelView(**{**known, **fields})

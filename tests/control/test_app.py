@@ -61,7 +61,7 @@ async def test_status_has_the_fixed_shape(tmp_path: Path) -> None:
     assert wanted.items() <= gpu.items()
     chat, embed = body["models"]
     assert {"id": "chat", "aliases": ["c"], "engine": "vllm", "pinned": False, "state": "ready"}.items() <= chat.items()
-    assert {"queued": 1, "starts": 3, "wakes": 0, "last_error": "", "ttl_s": 300.0}.items() <= chat.items()
+    assert {"queued": 1, "starts": 3, "wakes": 0, "last_error": "", "blocked": "", "ttl_s": 300.0}.items() <= chat.items()
     assert "env" not in chat
     instance = {"devices": ["gpu0"], "state": "ready", "generation": 1, "reserved_mib": 4403, "measured_mib": 4198, "host_mib": 0}
     instance |= {"in_flight": 2, "pid": 4242, "port": 5801, "since_s": 60.0, "idle_s": None}
@@ -180,7 +180,8 @@ async def test_operations_reach_the_model_that_the_path_names(path: str, wanted:
         ("DELETE", "/api/status", 405, "method_not_allowed", "use GET"),
         ("HEAD", "/unload", 405, None, None),
         ("GET", "/api/nothing", 404, "not_found", "'/api/nothing'"),
-        ("GET", "/metrics", 404, "not_found", "/metrics"),
+        ("GET", "/metrics", 404, "not_found", "('/metrics') is not in this version"),
+        ("GET", "/ui/", 404, "not_found", "('/ui/') is not in this version"),
     ],
 )
 async def test_errors_are_json_in_openai_shape(

@@ -233,13 +233,13 @@ def test_failed_starts_back_off_one_two_four_up_to_a_minute() -> None:
     assert delays == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
-def test_a_misconfigured_engine_is_not_tried_for_a_minute() -> None:
-    """It will not get better by itself."""
+def test_a_misconfigured_engine_is_looked_at_again_after_a_second() -> None:
+    """What it lacks may be there in a moment, and looking starts nothing."""
     rig = Rig(model("a"))
     rig.asks("a")
     orders = rig.fails("a", Cause.MISCONFIGURED, why="there is no file /x.gguf")
 
-    assert [(each.code, each.retry_after_s) for each in only(orders, Refuse)] == [("start_failed", 60.0)]
+    assert [(each.code, each.retry_after_s) for each in only(orders, Refuse)] == [("start_failed", 1.0)]
 
 
 def test_a_start_that_took_too_long_is_a_504() -> None:

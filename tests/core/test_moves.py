@@ -180,6 +180,66 @@ def test_booked_host_ram_is_not_counted_again_as_outside() -> None:
     assert rig.stage.book.pools["ram"].outside_mib == 1500
 
 
+def test_what_one_request_takes_of_host_ram_is_not_what_the_model_needs() -> None:
+    """The reservation follows the peak; the next start books what it did, and the peak's room comes back by itself."""
+    rig = Rig(model("a", 54, "ram", base_mib=54), devices=(ram(160),))
+    request = rig.holds("a")
+    rig.measures(150, device="ram", a=150)
+    assert (rig.booked("ram"), rig.entry("a").need_mib) == ({"a": 150}, 54)
+
+    rig.ends(request)
+    rig.waits(5)
+    rig.measures(50, device="ram", a=50)
+    rig.waits(11)
+    rig.measures(50, device="ram", a=50)
+    rig.waits(11)
+    rig.measures(50, device="ram", a=50)
+    assert rig.booked("ram") == {"a": 53}
+
+
+def test_what_lasts_on_host_ram_is_what_the_next_start_books() -> None:
+    """Seen while nothing is in flight: that is what it holds."""
+    rig = Rig(model("a", 54, "ram", base_mib=54), devices=(ram(160),))
+    rig.warms("a")
+    rig.measures(113, device="ram", a=113)
+
+    assert (rig.entry("a").need_mib, rig.entry("a").need_source) == (113, "measured")
+
+
+def test_a_learned_figure_never_rules_out_what_was_declared() -> None:
+    """It once held more host RAM than can be free: it is started with all there is, not refused."""
+    rig = Rig(model("a", 400, "ram", base_mib=54, need_source="measured"), devices=(ram(160),))
+    orders = rig.asks("a")
+
+    assert [dict(start.reserved_mib) for start in only(orders, Start)] == [{"ram": 160}]
+
+
+def test_a_growing_engine_is_told_of_once_a_tenth() -> None:
+    """Ten samples, each a little more: one sentence, not ten."""
+    rig = Rig(model("a", 1000))
+    rig.warms("a")
+    for more in range(1, 11):
+        rig.measures(1000 + 15 * more, a=1000 + 15 * more)
+
+    assert sum(tell.kind == "raised" for tell in rig.told) == 1
+
+
+def test_a_start_names_who_asked_for_it() -> None:
+    """The first link of the chain of causes: a request, an operator, a pin."""
+    rig = Rig(model("a"), model("b"), model("c", pinned=True))
+    rig.begins()
+    rig.is_ready("c")
+    rig.asks("a")
+    rig.is_ready("a")
+    rig.wishes("b", Operation.LOAD)
+
+    assert [tell.text.split(" on ")[0] for tell in rig.told if tell.kind == "starting"] == [
+        "starting for its pin",
+        "starting for a request",
+        "starting for an operator",
+    ]
+
+
 def test_measured_times_are_learned() -> None:
     """Start and stop, blended with share 0.3."""
     rig = Rig(model("a", up_s=10.0))
@@ -328,7 +388,7 @@ def test_sizes_for_people(mib: int, text: str) -> None:
     assert text == gib(mib)
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.5, "0.5 s"), (61, "61 s"), (600, "10 min"), (36_000, "10 h")])
+@pytest.mark.parametrize(("seconds", "text"), [(0.04, "40 ms"), (1.5, "1.5 s"), (61, "61 s"), (600, "10 min"), (36_000, "10 h")])
 def test_times_for_people(seconds: float, text: str) -> None:
     """With as many digits as matter."""
     assert text == span(seconds)

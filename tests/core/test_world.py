@@ -15,7 +15,7 @@ from tests.world import SeedFailed, play
 
 SEEDS = int(os.environ.get("GREENROOM_SEEDS", "200"))
 BATCH = 25
-REPLAYS = 12
+REPLAYS = 16
 FRESH_SPACE = 2**32
 
 

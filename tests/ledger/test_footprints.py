@@ -7,6 +7,7 @@ import logging
 import os
 import sqlite3
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -98,10 +99,19 @@ def test_without_a_path_it_lives_in_memory() -> None:
     book.close()
 
 
-def broken_file(folder: Path) -> Path:
-    path = folder / "ledger.sqlite"
-    path.write_bytes(b"this is no database, however often one reads it\n" * 200)
-    return path
+def no_database(path: Path, word: bytes = b"") -> None:
+    path.write_bytes(b"this is no database, however often one reads it\n" * 200 + word)
+
+
+def torn_page(path: Path) -> None:
+    """A right header, and rubbish where the rows are."""
+    book = Footprints(path)
+    for n in range(200):
+        book.put(Key(f"f{n}", "", "l", "ram"), LEARNED)
+    book.close()
+    content = bytearray(path.read_bytes())
+    content[4096 : 2 * 4096] = b"\xa5" * 4096
+    path.write_bytes(content)
 
 
 def folder_in_the_way(folder: Path) -> Path:
@@ -123,7 +133,7 @@ def newer_schema(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("spoil", [broken_file, folder_in_the_way, file_as_parent, newer_schema])
+@pytest.mark.parametrize("spoil", [folder_in_the_way, file_as_parent, newer_schema])
 def test_a_file_that_cannot_be_used_costs_one_warning_and_no_service(
     spoil: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -144,6 +154,74 @@ def test_a_file_that_cannot_be_used_costs_one_warning_and_no_service(
     assert str(path) in caplog.text
     assert (path.read_bytes() if path.is_file() else None) == before
     book.close()
+
+
+@pytest.mark.parametrize("spoil", [no_database, torn_page])
+def test_a_damaged_file_is_moved_aside_and_a_new_one_begun(
+    spoil: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning that names both files; what is learned from then on survives the next restart."""
+    path = tmp_path / "ledger.sqlite"
+    spoil(path)
+    Path(f"{path}-wal").write_bytes(b"journal")
+    before = path.read_bytes()
+
+    with caplog.at_level(logging.WARNING):
+        book = Footprints(path)
+        book.put(CHAT, LEARNED)
+    durable = book.is_durable
+    book.close()
+    again = Footprints(path)
+
+    assert durable
+    assert len(caplog.records) == 1
+    assert f"{path} was damaged" in caplog.text
+    assert f"it is {path}.corrupt-1 now" in caplog.text
+    assert Path(f"{path}.corrupt-1").read_bytes() == before
+    assert (again.get(CHAT), len(again)) == (LEARNED, 1)
+    again.close()
+
+
+def test_at_most_three_damaged_files_are_kept(tmp_path: Path) -> None:
+    """The newest is `.corrupt-1`; the oldest leaves."""
+    path = tmp_path / "ledger.sqlite"
+    for n in range(5):
+        no_database(path, b"%d" % n)
+        Footprints(path).close()
+
+    kept = {one.name: one.read_bytes()[-1:] for one in tmp_path.iterdir() if "corrupt" in one.name}
+    assert kept == {"ledger.sqlite.corrupt-1": b"4", "ledger.sqlite.corrupt-2": b"3", "ledger.sqlite.corrupt-3": b"2"}
+
+
+def test_a_file_that_is_damaged_while_in_use_is_replaced_with_all_that_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The new file holds what memory holds; a second damage in one run is only warned about."""
+    path = tmp_path / "ledger.sqlite"
+    book = Footprints(path)
+    book.put(CHAT, LEARNED)
+    write, failing = Footprints._write, [True]
+
+    def fail_once(self: Footprints, key: Key, learned: Learned, gone: list[Key]) -> None:
+        if failing.pop() if failing else False:
+            fault = sqlite3.DatabaseError("database disk image is malformed")
+            fault.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+            raise fault
+        write(self, key, learned, gone)
+
+    monkeypatch.setattr(Footprints, "_write", fail_once)
+    with caplog.at_level(logging.WARNING):
+        book.put(EMBED, LEARNED)
+        assert (len(caplog.records), book.is_durable) == (1, True)
+        failing.append(True)
+        book.put(EMBED, LEARNED)
+        assert (len(caplog.records), book.is_durable) == (2, False)
+    book.close()
+
+    assert [one.name for one in tmp_path.iterdir() if "corrupt" in one.name] == ["ledger.sqlite.corrupt-1"]
+    again = Footprints(path)
+    assert (again.get(CHAT), again.get(EMBED)) == (LEARNED, LEARNED)
+    again.close()
 
 
 def test_a_disk_that_fails_later_is_warned_about_once_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -55,6 +55,22 @@ def test_another_name_is_403_on_every_route(host: bytes, kind: Kind) -> None:
     assert code_of(LOOPBACK, b"POST", kind, with_host(host)) == "unknown_host"
 
 
+@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("host", [b"my-box:8080", b"llama-swap:8080", b"evil.example", *GOOD_HOSTS, *BAD_HOSTS])
+def test_with_keys_every_name_is_ours_and_origins_are_still_judged(host: bytes, kind: Kind) -> None:
+    """Clients of a network call us by names nobody listed; a page that re-points its name has no key.  Foreign pages stay out."""
+    keyed = Guards("0.0.0.0", [], [], check_host=False)
+
+    assert code_of(keyed, b"GET", kind, with_host(host)) is None
+    assert code_of(keyed, b"POST", kind, with_host(host)) is None
+    assert code_of(keyed, b"POST", kind, with_host(host, (b"origin", b"http://page.elsewhere"))) == "foreign_origin"
+
+
+def test_without_keys_the_host_is_checked_unless_told_otherwise() -> None:
+    """B42: the check is on by default."""
+    assert code_of(Guards("0.0.0.0", [], []), b"POST", Kind.INFERENCE, with_host(b"my-box:8080")) == "unknown_host"
+
+
 def test_a_request_without_host_passes() -> None:
     """HTTP/1.0 tools; a browser never leaves it out."""
     assert code_of(LOOPBACK, b"GET", Kind.CONTROL, [(b"accept", b"*/*")]) is None

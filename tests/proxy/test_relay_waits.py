@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 
 import pytest
@@ -449,5 +450,37 @@ def test_rerank_is_translated_for_an_engine_of_the_other_dialect() -> None:
             assert b'"index":1' in answer.body
             assert b'"index":0' not in answer.body
             assert answer.headers[b"x-greenroom-model"] == b"m"
+
+    on_uvloop(main)
+
+
+@pytest.mark.parametrize("told", ["", "0", "000", "-1", "+5", "1.5", "1e3", "soon", "1_000", "0x10", "\xb2", "5, 5"])
+def test_a_deadline_that_is_no_number_of_milliseconds_is_refused(told: str) -> None:
+    """400 in one sentence, nobody is asked; not a request that silently waits for ever.  A GET keeps its connection."""
+
+    async def main() -> None:
+        line = f"X-Greenroom-Deadline-Ms: {told}\r\n"
+        async with a_world() as world, a_caller(world) as caller:
+            answer = await caller.ask(get(extra=line).decode().encode("latin-1"))
+            assert (answer.status, json.loads(answer.body)["error"]["code"]) == (400, "bad_deadline")
+            assert "X-Greenroom-Deadline-Ms" in json.loads(answer.body)["error"]["message"]
+            assert (await caller.ask(get())).status == 200
+            answer = await caller.ask(post(b'{"model":"m"}', extra=line).decode().encode("latin-1"))
+            assert (answer.status, json.loads(answer.body)["error"]["code"]) == (400, "bad_deadline")
+            assert len(world.admissions.tickets) == 1
+
+    on_uvloop(main)
+
+
+@pytest.mark.parametrize(
+    ("told", "deadline_s"), [("1", 0.001), ("0020", 0.02), ("999999999999", 999999999.999), ("9" * 5000, None), (" 7 ", 0.007)]
+)
+def test_a_deadline_is_milliseconds(told: str, deadline_s: float | None) -> None:
+    """Any whole number from 1; one of more than 12 digits is as good as none."""
+
+    async def main() -> None:
+        async with a_world() as world, a_caller(world) as caller:
+            assert (await caller.ask(get(extra=f"X-Greenroom-Deadline-Ms: {told}\r\n"))).status == 200
+            assert world.admissions.tickets[0].wish.deadline_s == deadline_s
 
     on_uvloop(main)

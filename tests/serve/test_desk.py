@@ -79,7 +79,7 @@ async def test_the_story_of_a_model_is_told_in_wall_time(desk: Desk) -> None:
     (first_at, first), *_, (_, last) = desk.why("agent")
 
     assert first_at > 1_600_000_000
-    assert (first.startswith("starting on ram"), last.startswith("ready after")) == (True, True)
+    assert (first.startswith("starting for an operator on ram"), last.startswith("ready after")) == (True, True)
 
 
 async def test_what_the_host_knows_of_an_engine_that_is_not_there_is_nothing(desk: Desk) -> None:

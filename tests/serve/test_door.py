@@ -59,6 +59,7 @@ class FakeCrew:
     def __init__(self) -> None:
         self.engine = describe(ModelConfig("a", ("engine",), proxy="http://127.0.0.1:${PORT}/base/", env=(("X", "1"),)))
         self.running: dict[str, Any] = {}
+        self.lacking: dict[str, str] = {}
         self.stage = SimpleNamespace(engines={"a": self.engine})
         self.ports = iter(range(5800, 5900))
 
@@ -241,7 +242,7 @@ async def test_a_model_that_lacks_something_is_refused_until_it_is_there(door: D
     engine = door.crew.stage.engines["a"]
     lacks = ["there is no file /x.gguf"]
     door.crew.stage.engines = {"a": SimpleNamespace(config=engine.config, missing=lambda: lacks[0])}  # type: ignore[dict-item]
-    door.missing = {"a": "there is no file /x.gguf"}
+    door.crew.lacking = {"a": "there is no file /x.gguf"}
     mended: list[bool] = []
     door.mended = lambda: mended.append(True)
     _, refused = asks(door)

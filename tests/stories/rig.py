@@ -486,8 +486,19 @@ class Rig:
         for pid, _ in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(self._reap_adopted)
         if self._reading is not None:
             await self._reading
+
+    def _reap_adopted(self) -> None:
+        """Take away dead orphans of a killed server: they come to this process once greenroom's host code ran in it and made it a reaper."""
+        pids = {line["pid"] for line in self.journal() if line["event"] in ("start", "worker")}
+        deadline = time.monotonic() + 3
+        while any(parent_and_state(pid)[0] == os.getpid() for pid in pids) and time.monotonic() < deadline:
+            for pid in pids:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.01)
 
     # ---------------------------------------------------------------- clients
 

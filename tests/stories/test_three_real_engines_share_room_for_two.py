@@ -1,9 +1,12 @@
 """Three real llama-servers and a RAM budget for two, under mixed load from many clients (bench/soak.py runs it in full)."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from bench.soak import soak
+from bench.soak import reap_adopted, soak, state_and_parent
 
 
 @pytest.mark.engine
@@ -17,3 +20,15 @@ def test_all_is_answered_nothing_is_overbooked_and_nothing_is_left(tmp_path: Pat
     assert figures.samples > 10
     assert min(figures.starts.values()) >= 1
     assert sum(figures.starts.values()) > 3
+
+
+def test_dead_orphans_that_came_to_this_process_are_no_leftovers() -> None:
+    """Greenroom's host code makes its process the reaper of orphans; under a runner of several tests that is the soak's own."""
+    child = subprocess.Popen([sys.executable, "-S", "-E", "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet reaped
+    assert state_and_parent(child.pid) == ("Z", os.getpid())
+
+    reap_adopted([child.pid, os.getppid()])
+
+    assert state_and_parent(child.pid) == ("", 0)
+    child.wait()

@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 
 EXIT_INTERRUPTED = 130
+NEAR_MIN = 0.7  # of 1: `bogus` is no misspelt `logs`
 
 
 class LazyGroup(click.Group):
@@ -74,7 +75,7 @@ class LazyGroup(click.Group):
 def unknown_command(name: str) -> str:
     import difflib
 
-    near = difflib.get_close_matches(name, COMMANDS, n=2)
+    near = difflib.get_close_matches(name, COMMANDS, n=2, cutoff=NEAR_MIN)
     hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else "`greenroom --help` lists them."
     return f"there is no command {name!r}. {hint}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 MODEL_CELLS_MAX = 40
+NAMES_SHOWN_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class ModelNeed:
     source: str  # declared | flags | estimated | unknown
     detail: str
     problem: str  # why it can never start, or ""
+    line: int = 0  # of its entry in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,17 @@ class Placed:
     used_mib: dict[str, int]  # device -> MiB
     homes: dict[str, tuple[str, ...]]  # model -> devices
     homeless: dict[str, int]  # model -> MiB missing, on the device where least is missing
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What `--json` lists under `problems`, in a file that can be read and in one that cannot."""
+
+    file: str
+    line: int  # from 1
+    column: int  # from 1; 0 = the whole entry
+    where: str  # models.qwen3.ttl; "" for the file as a whole
+    message: str
 
 
 class ConfigFault(click.ClickException):
@@ -78,20 +91,31 @@ def check(path: str | None, as_json: bool, schema: bool, lenient: bool) -> None:
         return
     if path is None:
         raise click.UsageError("give the FILE to check, or --schema")
-    with explained():
+    with explained_as_json(path) if as_json else explained():
         config = loaded(path, lenient)
     needs = [need_of(model, config.devices) for model in config.models]
     rooms = rooms_of(config.devices)
-    placed = place(needs, rooms)
     problems = problems_of(needs, rooms)
+    placed = place([one for one in needs if one.id not in problems], rooms)
     if as_json:
         client.print_json(as_value(config, needs, rooms, placed, problems))
     else:
-        click.echo("\n".join(page(config, needs, rooms, placed)))
-        for problem in problems:
-            click.echo(problem, err=True)
+        click.echo("\n".join(page(config, needs, rooms, placed, problems)))
     if problems:
         raise click.exceptions.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def explained_as_json(path: str) -> Iterator[None]:
+    """Prints a ConfigError as the object that `check --json` always prints; exit code 2."""
+    from greenroom.config.errors import ConfigError
+
+    try:
+        yield
+    except ConfigError as error:
+        problems = [asdict(Trouble(one.file, one.line, one.column, one.where, one.message)) for one in error.problems]
+        client.print_json({"path": path, "warnings": [], "problems": problems, "models": [], "devices": [], "fits_together": None})
+        raise click.exceptions.Exit(ConfigFault.exit_code) from None
 
 
 def loaded(path: str, lenient: bool) -> Config:
@@ -121,6 +145,7 @@ def need_of(model: ModelConfig, devices: Sequence[DeviceConfig]) -> ModelNeed:
         source="declared" if declared else estimate.source,
         detail=estimate.detail,
         problem=model.misconfigured or engine.missing(),
+        line=model.line,
     )
 
 
@@ -172,9 +197,14 @@ def place(needs: Sequence[ModelNeed], rooms: dict[str, int]) -> Placed:
     return Placed(used, homes, homeless)
 
 
-def problems_of(needs: Sequence[ModelNeed], rooms: dict[str, int]) -> list[str]:
-    """What will fail whenever it is asked for, one sentence each."""
-    return [f"{text.safe(one.id)}: {text.safe(why)}" for one in needs if (why := one.problem or never_fits(one, rooms))]
+def problems_of(needs: Sequence[ModelNeed], rooms: dict[str, int]) -> dict[str, str]:
+    """What will fail whenever it is asked for: model -> a sentence that names it."""
+    return {one.id: named(one.id, why) for one in needs if (why := one.problem or never_fits(one, rooms))}
+
+
+def named(id: str, why: str) -> str:
+    """`why` with the model's name in front, unless it already begins with it."""
+    return why if why.startswith((f"{id}: ", f"{id} ", f"models.{id}")) else f"{id}: {why}"
 
 
 def never_fits(need: ModelNeed, rooms: dict[str, int]) -> str:
@@ -199,20 +229,39 @@ def together(needs: Sequence[ModelNeed], placed: Placed) -> bool | None:
 # -------------------------------------------------------------------------------------------------------------- the words
 
 
-def page(config: Config, needs: Sequence[ModelNeed], rooms: dict[str, int], placed: Placed) -> list[str]:
-    lines = [f"warning: {text.safe(one)}" for one in config.warnings]
-    lines.append(f"{text.safe(config.path)}: {text.count(len(needs), 'model')}, no errors")
+def page(config: Config, needs: Sequence[ModelNeed], rooms: dict[str, int], placed: Placed, problems: Mapping[str, str]) -> list[str]:
+    path = text.safe(config.path)
+    # What lenient reading found wrong in a model is a warning too, with its exact line; told once, below.
+    told = {id: one for id, why in problems.items() for one in config.warnings if one.endswith(why)}
+    lines = [f"warning: {text.safe(one)}" for one in config.warnings if one not in told.values()]
+    lines.append(f"{path}: {text.count(len(needs), 'model')}, {outcome(len(needs), len(problems))}")
     if needs:
-        lines += ["", *text.table(("MODEL", "ENGINE", "DEVICE", "MEMORY", "HOW WE KNOW"), [row(one) for one in needs], frozenset({3})), ""]
+        rows = [row(one, one.id in problems) for one in needs]
+        lines += ["", *text.table(("MODEL", "ENGINE", "DEVICE", "MEMORY", "HOW WE KNOW"), rows, frozenset({3})), ""]
     lines += device_lines(rooms, placed)
-    lines.append(verdict(needs, rooms, placed))
+    if len(problems) < len(needs) or not needs:
+        able = [one for one in needs if one.id not in problems]
+        lines.append(verdict(able, rooms, placed) if not problems else f"Of the others: {verdict(able, rooms, placed)}")
+    if problems:
+        broken = [one for one in needs if one.id in problems]
+        lines += ["", *(text.safe(told.get(one.id) or f"{config.path}:{one.line}: {problems[one.id]}") for one in broken)]
     return lines
 
 
-def row(need: ModelNeed) -> tuple[str, str, str, str, str]:
+def outcome(models: int, broken: int) -> str:
+    if not broken:
+        return "no errors"
+    return f"{broken} of them cannot start" if models > 1 else "it cannot start"
+
+
+def row(need: ModelNeed, is_broken: bool) -> tuple[str, str, str, str, str]:
     memory = "unknown" if need.memory_mib is None else text.size(need.memory_mib)
     times = f"{need.devices_count} x " if need.devices_count > 1 else ""
     how = need.source if not need.detail or need.source == "declared" else f"{need.source}: {need.detail}"
+    if is_broken:
+        how = "cannot start, see below"
+    elif need.source == "unknown" and need.detail:
+        how = need.detail
     where = ",".join(map(text.safe, need.candidates)) or "any"
     return (text.cut(text.safe(need.id), MODEL_CELLS_MAX), text.safe(need.engine), where, times + memory, text.safe(how))
 
@@ -232,20 +281,34 @@ def verdict(needs: Sequence[ModelNeed], rooms: dict[str, int], placed: Placed) -
         case True:
             return "All fit together." if needs else "There is nothing to serve: `models` is empty."
         case False:
-            worst = ", ".join(f"{text.safe(id)} lacks {text.size(mib)}" for id, mib in placed.homeless.items())
+            worst = shortened([f"{text.safe(id)} lacks {text.size(mib)}" for id, mib in placed.homeless.items()])
             return f"Not all fit together ({worst}): they take turns as requests arrive."
     if not rooms:
         return "No device with a size is declared: what fits is measured when greenroom starts."
-    unknown = ", ".join(text.safe(one.id) for one in needs if one.id not in placed.homes)
+    unknown = shortened([text.safe(one.id) for one in needs if one.id not in placed.homes])
     return f"Whether all fit together shows when they have run: nothing is known yet of {unknown}."
 
 
-def as_value(config: Config, needs: Sequence[ModelNeed], rooms: dict[str, int], placed: Placed, problems: Sequence[str]) -> dict[str, Any]:
+def shortened(names: Sequence[str]) -> str:
+    """`a, b, c`; of a long list the first few and how many more there are."""
+    if len(names) <= NAMES_SHOWN_MAX + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:NAMES_SHOWN_MAX])} and {len(names) - NAMES_SHOWN_MAX} more"
+
+
+def as_value(
+    config: Config, needs: Sequence[ModelNeed], rooms: dict[str, int], placed: Placed, problems: Mapping[str, str]
+) -> dict[str, Any]:
+    able = [one for one in needs if one.id not in problems]
     return {
         "path": config.path,
         "warnings": list(config.warnings),
-        "problems": list(problems),
+        "problems": [asdict(trouble(config.path, one, problems[one.id])) for one in needs if one.id in problems],
         "models": [{**asdict(one), "placed_on": placed.homes.get(one.id)} for one in needs],
         "devices": [{"id": id, "room_mib": room, "used_mib": placed.used_mib[id]} for id, room in rooms.items()],
-        "fits_together": together(needs, placed),
+        "fits_together": together(able, placed),  # of those that can start
     }
+
+
+def trouble(path: str, need: ModelNeed, message: str) -> Trouble:
+    return Trouble(path, need.line, 0, f"models.{need.id}", message)

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import errno
 import functools
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+import select
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+KEY_VARIABLE = "GREENROOM_API_KEY"
 ANSWER_S_MAX = 15.0  # beyond the wait that was asked for
 CONNECT_S_MAX = 5.0
 BODY_BYTES_MAX = 64 << 20
@@ -45,6 +50,7 @@ class Fault(click.ClickException):
 class Server:
     url: str
     key: str | None = None
+    key_source: str = ""  # GREENROOM_API_KEY, or the file's name
 
     def __repr__(self) -> str:
         return f"Server({self.url!r})"  # never the key
@@ -57,7 +63,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--api-key-file", type=click.Path(), metavar="FILE", help="File that holds the API key (or set GREENROOM_API_KEY).")
     @functools.wraps(command)
     def with_server(*args: Any, url: str, api_key_file: str | None, **rest: Any) -> Any:
-        return command(*args, server=Server(checked_url(url), read_key(api_key_file)), **rest)
+        return command(*args, server=Server(checked_url(url), read_key(api_key_file), api_key_file or KEY_VARIABLE), **rest)
 
     return with_server
 
@@ -77,7 +83,7 @@ def checked_url(url: str) -> str:
 def read_key(path: str | None) -> str | None:
     """The key from the file, else from the environment.  Not from the command line, where every user of the machine could read it."""
     if path is None:
-        key, source = os.environ.get("GREENROOM_API_KEY", "").strip(), "GREENROOM_API_KEY"
+        key, source = os.environ.get(KEY_VARIABLE, "").strip(), KEY_VARIABLE
         if not key:
             return None
     else:
@@ -101,6 +107,50 @@ def run(work: Awaitable[T]) -> T:
         return await work
 
     return asyncio.run(main())
+
+
+def run_while_read(work: Awaitable[T]) -> T:
+    """`run` for output without an end: BrokenPipeError as soon as its reader has gone, not only with the next line."""
+
+    async def main() -> T:
+        task, is_gone = asyncio.current_task(), False
+        assert task is not None
+
+        def leave() -> None:
+            nonlocal is_gone
+            if not is_gone:
+                is_gone = True
+                task.cancel()
+
+        loop = asyncio.get_running_loop()
+        with reader_watch() as watched:
+            if watched is not None:
+                loop.add_reader(watched, leave)
+            try:
+                return await work
+            except asyncio.CancelledError:
+                if not is_gone:
+                    raise
+                raise BrokenPipeError(errno.EPIPE, "nobody reads the output any more") from None
+            finally:
+                if watched is not None:
+                    loop.remove_reader(watched)
+
+    return asyncio.run(main())
+
+
+@contextmanager
+def reader_watch() -> Iterator[int | None]:
+    """A descriptor that becomes readable when standard output's reader closes it; None where that cannot be told."""
+    with ExitStack() as stack:
+        watched = None
+        try:
+            watcher = stack.enter_context(select.epoll())
+            watcher.register(sys.stdout.fileno(), 0)  # errors and hang-ups are always reported
+            watched = watcher.fileno()
+        except (OSError, ValueError, AttributeError):
+            pass  # a file, no descriptor at all, or a system without epoll
+        yield watched
 
 
 class Client:
@@ -175,11 +225,17 @@ class Client:
     def _refusal(self, response: aiohttp.ClientResponse, value: dict[str, Any]) -> str:
         error = value.get("error")
         said = text.safe(str(error.get("message", ""))) if isinstance(error, dict) else text.safe(str(error or ""))
+        if response.status == 401:
+            return self._no_entry()
         message = said or f"{self.server.url} refused with status {response.status}"
-        if response.status in (401, 403):
-            return f"{message}. Set GREENROOM_API_KEY or give --api-key-file"
         retry = response.headers.get("Retry-After", "")
         return f"{message} (try again in {retry} s)" if retry.isdigit() else message
+
+    def _no_entry(self) -> str:
+        where = self.server.url
+        if self.server.key is None:
+            return f"{where} asks for an API key and none was given: set GREENROOM_API_KEY, or give --api-key-file FILE"
+        return f"{where} does not accept the API key from {text.safe(self.server.key_source)}: put in one of `apiKeys` of its configuration"
 
     def _fault(self, fault: Exception) -> Fault:
         """What to tell of a request that got no answer."""

@@ -77,6 +77,8 @@ class Answer:
     value: dict[str, Any] | None
     headers: Mapping[str, str]
     first_s: float
+    model: str
+    began: float  # perf_counter() when it was asked for
 
 
 def run(*, once: bool, port: int) -> int:
@@ -357,14 +359,14 @@ class Stage:
                 headers = {name.lower(): value for name, value in response.getheaders()}
                 if on_text is None:
                     value = json.loads(response.read())
-                    return Answer(value, headers, time.perf_counter() - began)
+                    return Answer(value, headers, time.perf_counter() - began, body["model"], began)
                 pieces = stream_texts(response)
                 first = next(pieces, "")
                 first_s = time.perf_counter() - began
             self.console.print("   ", end="")
             for piece in itertools.chain((first,), pieces):
                 on_text(piece)
-            return Answer(None, headers, first_s)
+            return Answer(None, headers, first_s, body["model"], began)
         except (OSError, http.client.HTTPException) as exc:
             raise CannotRun(f"the server broke off while it answered {path}: {exc!r}") from exc
         finally:
@@ -383,8 +385,16 @@ class Stage:
         start = answer.headers.get("x-greenroom-start", "")
         waited_ms = answer.headers.get("x-greenroom-wait-ms", "")
         waited = f" in {int(waited_ms):,} ms" if waited_ms.isdigit() else ""
+        if not start:  # a slow start: the head, without these headers, came before the model was ready
+            start, waited = "cold", f" in about {max(0.1, self.until_ready_s(answer)):.1f} s"
         words = {"cold": f"was not running: started{waited}", "wake": f"was asleep: woken{waited}", "hot": "was ready"}.get(start, start)
         self.console.print(f"   [dim]{words}; {what} after {answer.first_s:.2f} s[/]")
+
+    def until_ready_s(self, answer: Answer) -> float:
+        """Seconds from the request to the moment its model was ready, from the status; at most those until the first word."""
+        instances = self.get(f"/api/models/{answer.model}").get("instances", [])
+        ready_since_s = min((one["since_s"] for one in instances if one["state"] == "ready"), default=0.0)
+        return min(answer.first_s, time.perf_counter() - answer.began - ready_since_s)
 
     def show_evictions(self) -> None:
         """The sentences that say who was sent away in this step, and why."""

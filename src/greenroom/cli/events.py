@@ -22,7 +22,7 @@ EVENTS_MAX = 5_000
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def events(server: client.Server, follow: bool, lines: int, as_json: bool) -> None:
     """Show what happened, and with -f what happens: starts, evictions and their reasons, failures."""
-    client.run(show(server, follow, lines, as_json))
+    client.run_while_read(show(server, follow, lines, as_json))
 
 
 async def show(server: client.Server, follow: bool, lines: int, as_json: bool) -> None:

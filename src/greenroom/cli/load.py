@@ -45,7 +45,10 @@ def waiting(command: Callable[..., Any]) -> Callable[..., Any]:
 @common
 @waiting
 def load(model: str, server: Server, as_json: bool, no_wait: bool) -> None:
-    """Bring MODEL up and wait until it is ready."""
+    """Bring MODEL up and wait until it is ready.
+
+    One that failed and backs off is tried again at once.
+    """
     client.run(operate(server, model, "load", as_json, no_wait))
 
 
@@ -63,7 +66,11 @@ def unload(model: str, server: Server, as_json: bool, no_wait: bool, force: bool
 @waiting
 @click.option("--level", type=click.IntRange(1, 2), help="1: weights kept in host memory. 2: weights dropped.")
 def sleep(model: str, server: Server, as_json: bool, no_wait: bool, level: int | None) -> None:
-    """Put MODEL to sleep: quick to wake, little GPU memory held."""
+    """Put MODEL to sleep: quick to wake, little GPU memory held.
+
+    Its engine has to be one that can sleep.  The adapters that do it for vLLM and SGLang come with a later version;
+    until then this is refused, and `greenroom unload` gives the memory back.
+    """
     client.run(operate(server, model, "sleep", as_json, no_wait, level=level))
 
 
@@ -71,7 +78,10 @@ def sleep(model: str, server: Server, as_json: bool, no_wait: bool, level: int |
 @common
 @waiting
 def wake(model: str, server: Server, as_json: bool, no_wait: bool) -> None:
-    """Wake MODEL and wait until it is ready."""
+    """Wake MODEL and wait until it is ready.
+
+    Only a model whose engine can sleep ever sleeps; the adapters for that come with a later version.
+    """
     client.run(operate(server, model, "wake", as_json, no_wait))
 
 

@@ -21,7 +21,7 @@ def logs(model: str | None, server: client.Server, follow: bool, lines: int, as_
 
     Colours and control sequences are not passed on to the terminal.
     """
-    client.run(show(server, model, follow, lines, as_json))
+    client.run_while_read(show(server, model, follow, lines, as_json))
 
 
 async def show(server: client.Server, model: str | None, follow: bool, lines: int, as_json: bool) -> None:

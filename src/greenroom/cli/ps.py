@@ -102,10 +102,18 @@ def state_words(one: dict[str, Any]) -> str:
 def next_of_absent(model: dict[str, Any]) -> str:
     if model["state"] == "failed":
         return backing_off(model)
+    if model.get("blocked"):
+        return blocked(model)
     if model["queued"]:
         return "waits for room" + ("" if model.get("eta_s") is None else f", {text.about(model['eta_s'])}")
     up_s = model.get("up_s")
-    return f"starts in {text.about(up_s)}" if up_s else ""
+    return f"on request, about {text.brief(max(1.0, up_s))}" if up_s else ""
+
+
+def blocked(model: dict[str, Any]) -> str:
+    """`cannot start: the model file /m/x.gguf does not exist`: the name stands in the first column already."""
+    why = model["blocked"].removeprefix(f"{model['id']}: ").removeprefix(f"{model['id']} ")
+    return f"cannot start: {text.cut(text.safe(why), ERROR_CELLS_MAX)}"
 
 
 def backing_off(model: dict[str, Any]) -> str:

@@ -29,6 +29,8 @@ READERS: web.AppKey[sse.Readers] = web.AppKey("readers", sse.Readers)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+LATER = {"ui": "the page", "metrics": "the metrics route"}  # first part of a path -> what will be there
+
 WAIT_S_MAX = 600.0
 LOG_LINES_DEFAULT = 200
 LOG_LINES_MAX = 10_000
@@ -182,8 +184,16 @@ def http_error(request: web.Request, http: web.HTTPException) -> web.StreamRespo
         response = error_response(405, f"{request.method} is not possible here; use {allowed}", "method_not_allowed")
         response.headers["Allow"] = allowed
         return response
-    message = f"there is no route {request.method} {request.path!r}" if http.status == 404 else http.reason
-    return error_response(http.status, message, "not_found" if http.status == 404 else "")
+    if http.status == 404:
+        return error_response(404, no_route(request), "not_found")
+    return error_response(http.status, http.reason)
+
+
+def no_route(request: web.Request) -> str:
+    top = request.path.removeprefix("/").partition("/")[0]
+    if top in LATER:
+        return f"{LATER[top]} ({request.path!r}) is not in this version; GET /api/status and `greenroom ps` tell what is going on"
+    return f"there is no route {request.method} {request.path!r}"
 
 
 def error_response(

@@ -73,6 +73,7 @@ def model(view: ModelView, facade: Facade) -> dict[str, Any]:
         "need_source": view.need_source,
         "up_s": seconds(view.up_s),
         "last_error": view.last_error,
+        "blocked": view.blocked,
         **shown,
     }
 

@@ -46,6 +46,7 @@ class Entry:
     exit_code: int | None = None
     peak_mib: int = 0  # largest measured per device in this generation
     peak_at: float = 0.0
+    told_mib: int = 0  # growth above the book was last told at this size
     served: int = 0  # requests finished in this generation
     measured_mib: dict[str, int] = field(default_factory=dict)
     host_mib: int = 0
@@ -82,6 +83,13 @@ class Entry:
             instance.in_flight.clear()
             instance.quiet.clear()
             instance.cut.clear()
+
+    @property
+    def least_mib(self) -> int:
+        """The least it may be started with, per device: a bound to throw out who cannot start anyway."""
+        if self.need_mib is None:
+            return 0
+        return self.need_mib if self.model.base_mib is None else min(self.need_mib, self.model.base_mib)
 
     @property
     def since(self) -> float:

@@ -111,6 +111,7 @@ class Model:
     id: str
     devices: tuple[str, ...]  # candidates
     need_mib: int | None = None  # per device when ready; None = unknown, the whole device is booked
+    base_mib: int | None = None  # declared or estimated, whatever was measured since
     need_floor_mib: int = 0  # learning never lowers the need below this (e.g. an exact estimate on host RAM)
     need_source: str = "unknown"  # declared | flags | estimated | measured | unknown
     host_mib: int = 0  # host RAM when ready, booked on the device "ram" if there is one (for models not on "ram" itself)

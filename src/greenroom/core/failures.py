@@ -9,7 +9,7 @@ from .moves import gib, reopen, span
 from .residency import HOME, RISING
 from .stage import EPSILON_S, Move, Stage
 
-MISCONFIGURED_BACKOFF_S = 60.0
+MISCONFIGURED_BACKOFF_S = 1.0  # what it lacks may be there in a moment; looking costs nothing, and evicts nobody (see Door)
 MEMORY = frozenset({Cause.OOM, Cause.STARTUP_MEMORY})
 
 

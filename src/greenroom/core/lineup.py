@@ -38,7 +38,7 @@ class Lineup:
 
     def add(self, entry: Entry) -> None:
         """Rank `entry`, or rank it anew after its queue or its need changed."""
-        since, need, pull = entry.since, entry.need_mib or 0, -entry.queue.weight / (entry.up_cost() + 0.05)
+        since, need, pull = entry.since, entry.least_mib, -entry.queue.weight / (entry.up_cost() + 0.05)
         old = self._keys.get(entry.id)
         if old is not None:
             if old[0] == since and old[1] == need and abs(pull - old[2]) <= PULL_DRIFT * -old[2]:

@@ -12,12 +12,16 @@ from .queue import Waiting
 from .residency import FALLING, HOME, RISING, SERVING
 from .stage import EPSILON_S, Admission, Move, Phase, Stage
 
+TOLD_GROWTH = 1.1  # a growing engine is told of again when it holds a tenth more
+
 
 def gib(mib: int) -> str:
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib} MiB"
 
 
 def span(seconds: float) -> str:
+    if seconds < 0.95:
+        return f"{seconds * 1000:.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 120:
@@ -191,7 +195,7 @@ def rise(stage: Stage, move: Move, target: Entry) -> None:
         target.move(State.WAKING, stage.now)
         instance.start = "wake"
         target.wakes += 1
-        stage.tell(target, "waking", f"waking from level {instance.level}, about {span(target.up_cost())}")
+        stage.tell(target, "waking", f"waking for {_asked_by(target)} from level {instance.level}, about {span(target.up_cost())}")
         stage.say(Wake(target.id, instance.generation, instance.level))
         return
     instance.generation += 1
@@ -199,13 +203,20 @@ def rise(stage: Stage, move: Move, target: Entry) -> None:
     instance.devices, instance.start = move.devices, "cold"
     target.starts += 1
     target.peak_mib, target.served, target.measured_mib, target.host_mib = 0, 0, {}, 0
-    where = ", ".join(move.devices)
-    stage.tell(
-        target,
-        "starting",
-        f"starting on {where} with {gib(max(needs[d] for d in move.devices))}, about {span(target.costs.up(target.model))}",
-    )
+    target.told_mib = max(needs[device] for device in move.devices)
+    size, about = gib(max(needs[device] for device in move.devices)), span(target.costs.up(target.model))
+    stage.tell(target, "starting", f"starting for {_asked_by(target)} on {', '.join(move.devices)} with {size}, about {about}")
     stage.say(Start(target.id, instance.generation, move.devices, dict(needs)))
+
+
+def _asked_by(entry: Entry) -> str:
+    """Who wants it: the cause at the head of its story."""
+    clients = entry.queue.clients
+    if clients:
+        return "a request" if clients == 1 else f"{clients} requests"
+    if entry.queue.first().request >= 0:
+        return "an operator"
+    return "its pin" if entry.pinned else ("its preload" if entry.model.preload else "its place, which it lost to a start that failed")
 
 
 def send_off(stage: Stage, entry: Entry, level: int, why: str, *, evicted: bool = False) -> None:
@@ -334,49 +345,71 @@ def fell_asleep(stage: Stage, entry: Entry, report: InstanceReported) -> None:
 
 
 def note_measured(stage: Stage, entry: Entry, measured: Mapping[str, int], host_mib: int | None) -> None:
-    """A measured footprint beats the book upward at once; downward only after it has been stable."""
+    """A measured footprint raises the reservation at once, and what the next start books.
+
+    On host RAM a request may take much for a moment and leave it with the allocator: there only what is seen while
+    nothing is in flight says what the model needs.
+    """
     if host_mib is not None:
         entry.host_mib = host_mib
     instance = entry.instance
     if entry.state in HOME or entry.state in FALLING or entry.state is State.ASLEEP:
         return
     held = dict(stage.book.of(entry.id))
-    grown = False
+    grown, lasting_mib = False, 0
     for device, mib in measured.items():
         if device not in instance.devices:
             continue
         entry.measured_mib[device] = mib
+        passing = is_passing(stage, device)
         if mib > entry.peak_mib * 1.01:
-            entry.peak_mib, entry.peak_at = mib, stage.now
+            entry.peak_mib = mib
+            if not passing:  # there it is the peak of the window that began at `peak_at`
+                entry.peak_at = stage.now
         if mib > held.get(device, 0):
             held[device] = mib
             grown = True
+        if not passing or (entry.state is State.READY and not instance.in_flight):
+            lasting_mib = max(lasting_mib, mib)
     if grown:
-        stage.book.set(entry.id, held)
-        stage.touched.add(entry.id)
-        old = entry.need_mib
-        if old is None:
-            return  # learned as a whole once it is stable
-        entry.need_mib = max(old, *(held.get(device, 0) for device in instance.devices))
-        if entry.need_mib > old * 1.01:
-            entry.need_source = "measured"
-            stage.tell(entry, "raised", f"really holds {gib(entry.need_mib)}, {gib(old)} were booked: the book follows", "warning")
+        _raise_book(stage, entry, held)
+    if entry.need_mib is not None and lasting_mib > entry.need_mib:
+        entry.need_mib, entry.need_source = lasting_mib, "measured"
+
+
+def is_passing(stage: Stage, device: str) -> bool:
+    """Whether a peak on this device may be gone a moment later."""
+    return stage.book.pools[device].device.kind == "ram"
+
+
+def _raise_book(stage: Stage, entry: Entry, held: Mapping[str, int]) -> None:
+    before = max((mib for device, mib in stage.book.of(entry.id).items() if device in entry.instance.devices), default=0)
+    stage.book.set(entry.id, held)
+    stage.touched.add(entry.id)
+    now_mib = max(held.get(device, 0) for device in entry.instance.devices)
+    if entry.need_mib is not None and now_mib > TOLD_GROWTH * (entry.told_mib or before):
+        entry.told_mib = now_mib
+        stage.tell(entry, "raised", f"really holds {gib(now_mib)}, {gib(before)} were booked: the book follows", "warning")
 
 
 def learn_down(stage: Stage, entry: Entry) -> None:
     """Lower the book to what was measured, once that has been stable through some requests."""
     policy, instance = stage.policy, entry.instance
-    if entry.state is not State.READY or not entry.peak_mib or entry.served < policy.learn_requests:
+    passing = all(is_passing(stage, device) for device in instance.devices)
+    if entry.state is not State.READY or not entry.peak_mib or (entry.served < policy.learn_requests and not passing):
         return
     if stage.now - max(entry.peak_at, instance.ready_at) < policy.learn_stable_s:
         return
     learned = max(entry.model.need_floor_mib, int(entry.peak_mib * policy.learn_margin) + 1)
-    if entry.need_mib is not None and learned >= entry.need_mib:
+    if passing:
+        entry.peak_mib, entry.peak_at = 0, stage.now
+    before = max((mib for device, mib in stage.book.of(entry.id).items() if device in instance.devices), default=0)
+    if entry.need_mib is not None and learned >= max(entry.need_mib, before):
         return
     held = {device: min(mib, learned) if device in instance.devices else mib for device, mib in stage.book.of(entry.id).items()}
-    before = max((mib for device, mib in stage.book.of(entry.id).items() if device in instance.devices), default=0)
     entry.need_mib, entry.need_source = learned, "measured"
     stage.book.set(entry.id, held)
     stage.touched.add(entry.id)
+    entry.told_mib = learned
     if learned < before * 0.99:
         stage.tell(entry, "learned", f"needs {gib(learned)} as measured, {gib(before)} were booked")

@@ -113,7 +113,7 @@ def _decide_for(stage: Stage, entry: Entry, look: Outlook) -> bool:
 def worth_a_look(stage: Stage, entry: Entry) -> bool:
     """Whether one more request for a waiting model can change anything before the next timer."""
     look = survey(stage)
-    need = entry.need_mib or 0
+    need = entry.least_mib
     if need > look.whole_room_mib:
         return True  # whether it must be refused is looked at now: its wait for outside memory begins
     if need <= look.idle_room_mib or (need <= look.gate_room_mib and entry.since + stage.policy.patience_s <= stage.now):
@@ -181,7 +181,7 @@ def _order(stage: Stage, look: Outlook) -> Iterator[Entry]:
         seen.add(entry.id)
         yield entry
     others = {entry.id: entry for entry in stage.waiting.fitting(look.idle_room_mib, BEST_LOOKED_AT_MAX)}
-    others.update({entry.id: entry for entry in patient if not look.gate_room_mib < (entry.need_mib or 0) <= look.whole_room_mib})
+    others.update({entry.id: entry for entry in patient if not look.gate_room_mib < entry.least_mib <= look.whole_room_mib})
     for entry in sorted(others.values(), key=lambda entry: (-_score(entry, now), entry.id)):
         if entry.id not in seen:
             yield entry
@@ -227,7 +227,7 @@ def _options(stage: Stage, entry: Entry) -> list[Option]:
     """Placements with idle victims; those that take busy ones only where no open lane offers better."""
     placements = stage.placements(entry)
     room = survey(stage).idle_room_on
-    need, held = entry.need_mib or 0, stage.book.of(entry.id)
+    need, held = entry.least_mib, stage.book.of(entry.id)
     hopeful = [devices for devices in placements if all(need - held.get(device, 0) <= room[device] for device in devices)]
     found = [option for devices in hopeful if (option := _option(stage, entry, devices, idle_only=True)) is not None]
     if any(option.open for option in found):
@@ -373,7 +373,7 @@ def _claims_forbid(stage: Stage, entry: Entry) -> bool:
             claim = stage.claims.get(device)
             if claim is None:
                 return False
-            if (entry.need_mib or 0) - held.get(device, 0) > min(claim[0], stage.book.pools[device].free_mib):
+            if entry.least_mib - held.get(device, 0) > min(claim[0], stage.book.pools[device].free_mib):
                 break
         else:
             return False
@@ -407,6 +407,7 @@ def _refuse_hopeless(stage: Stage, entry: Entry) -> bool:
     """Refuse, before anything is stopped, what cannot be made room for."""
     verdict = hopeless(stage, entry)
     if verdict is None:
+        stage.blocked.pop(entry.id, None)
         return False
     code, message, patient = verdict
     if patient:
@@ -435,11 +436,22 @@ def hopeless(stage: Stage, entry: Entry) -> tuple[str, str, bool] | None:
     for devices in placements:
         verdict = _hopeless_on(stage, entry, devices)
         if verdict is None:
-            stage.blocked.pop(entry.id, None)
             return None
         if best is None or verdict[0] < best[0]:
             best = verdict
     return best[1] if best else None
+
+
+def blocked_by(stage: Stage, entry: Entry) -> str:
+    """For people: why it cannot be started as things are; "" when it can, or is up."""
+    if entry.state not in HOME:
+        return entry.last_error if entry.unkillable else ""
+    if entry.model.misconfigured:
+        return entry.model.misconfigured
+    if entry.quarantined:
+        return "out of memory too often; `greenroom load` tries again"
+    verdict = hopeless(stage, entry)
+    return verdict[1] if verdict is not None else ""
 
 
 def sizes(*mib: int) -> tuple[str, ...]:
@@ -558,7 +570,7 @@ def _gate_left_s(stage: Stage, entry: Entry) -> float:
     for devices in stage.placements(entry):
         left = 0.0
         for device in devices:
-            missing = (entry.need_mib or 0) - held.get(device, 0)
+            missing = entry.least_mib - held.get(device, 0)
             if missing > look.idle_room_on[device]:
                 due = next((at for at, room in _room_at(stage, look, device) if room >= missing), stage.now)
                 left = max(left, stage.policy.patience_s, due - stage.now)

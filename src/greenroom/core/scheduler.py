@@ -41,7 +41,7 @@ from .orders import admit_model, asked, ladder, pursue, reload
 from .placement import is_idle
 from .queue import BATCH_WEIGHT, Waiting
 from .residency import FALLING, HOME, RISING, SERVING
-from .rules import decide, expected_wait_s, explain_wait, hopeless, relieve, worth_a_look
+from .rules import blocked_by, decide, expected_wait_s, explain_wait, hopeless, relieve, worth_a_look
 from .stage import EPSILON_S, NEVER, Admission, Phase, Stage, conflicts_of, pools_for
 from .views import DeviceView, InstanceView, ModelView, View
 
@@ -199,7 +199,8 @@ class Scheduler:
             return Refuse(request, 503, "unkillable", f"{entry.id} cannot be started: {entry.last_error}", 60.0)
         if entry.state is State.FAILED:
             left_s = max(0.1, entry.backoff_until - now)
-            text = f"{entry.id} failed {entry.failures} times in a row (last: {entry.last_error}) and is tried again in {span(left_s)}"
+            what = f"{entry.id} failed {_times(entry.failures)} ({entry.last_error})"
+            text = f"{what} and is tried again in {span(left_s)}; `greenroom load` tries at once"
             return Refuse(request, 503, "backing_off", text, left_s)
         # A cold model takes what a warm one would: its slots are free as soon as it is ready.
         slots = max(0, entry.model.parallel - (len(entry.instance.in_flight) - len(entry.instance.quiet)))
@@ -593,5 +594,10 @@ class Scheduler:
             entry.need_source,
             entry.costs.up(entry.model),
             entry.last_error,
+            blocked_by(stage, entry),
             instances,
         )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times in a row"

@@ -229,10 +229,16 @@ class Stage:
 
     def need_on(self, entry: Entry, device: str) -> int:
         """MiB `entry` needs on `device` when ready; of unknown size, all that is there."""
-        if entry.need_mib is not None:
+        if entry.need_mib is None:
+            return max(self._room_mib(entry, device), entry.peak_mib, UNKNOWN_MIB_MIN)
+        base_mib = entry.model.base_mib
+        if base_mib is None or entry.need_mib <= base_mib or self.book.pools[device].device.kind != "ram":
             return entry.need_mib
-        rest_mib = self.book.pools[device].budget_mib - self.pinned_on(device, besides=entry)
-        return max(rest_mib, entry.peak_mib, UNKNOWN_MIB_MIN)
+        # What an engine once took of host RAM never rules out what is declared or estimated: then it gets all there is.
+        return max(base_mib, min(entry.need_mib, self._room_mib(entry, device)))
+
+    def _room_mib(self, entry: Entry, device: str) -> int:
+        return self.book.pools[device].budget_mib - self.pinned_on(device, besides=entry)
 
     def required(self, entry: Entry, devices: tuple[str, ...]) -> dict[str, int]:
         needs = {device: self.need_on(entry, device) for device in devices}

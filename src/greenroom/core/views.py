@@ -42,6 +42,7 @@ class ModelView:
     need_source: str
     up_s: float  # learned cost of a cold start
     last_error: str
+    blocked: str  # why a start cannot succeed as things are; "" = it can
     instances: tuple[InstanceView, ...]
 
 

@@ -144,14 +144,18 @@ class LogRing:
         self.file = None if file is None else LogFile(file, file_bytes_max)
         self.lines_seen = 0
         self.left_out = 0  # lines of a flood that were never looked at
-        self._secrets = sorted((secret.encode() for secret in mask if secret), key=len, reverse=True)
         self._lines: deque[str] = deque(maxlen=lines_max)
         self._part = b""  # the line that has not ended yet, raw
         self._skipping = False  # inside the rest of a line that was cut
         self._readers: weakref.WeakSet[LogReader] = weakref.WeakSet()
         self._listeners: list[Callable[[Sequence[str]], None]] = []
+        self.mask(mask)
+
+    def mask(self, secrets: Sequence[str]) -> None:
+        """From now on show these as *** (in place of those given before)."""
+        self._secrets = sorted((secret.encode() for secret in secrets if secret), key=len, reverse=True)
         # A secret that starts before the cut must be seen whole, or its first half would be shown.
-        self._part_bytes_max = line_bytes_max + max(map(len, self._secrets), default=0)
+        self._part_bytes_max = self.line_bytes_max + max(map(len, self._secrets), default=0)
 
     def feed(self, chunk: bytes) -> None:
         """Take what the engine printed; any bytes, cut anywhere."""

@@ -1,7 +1,8 @@
 """What models really needed, remembered across restarts: a small SQLite table with a copy in memory.
 
 Reads never touch the disk after the first.  A disk that is broken, full or read-only costs the memory of
-the next restart and one warning, nothing else: serving must not depend on it.
+the next restart and one warning, nothing else: serving must not depend on it.  A file that is damaged is
+moved aside, so that what is learned from then on outlives the next restart again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 ROWS_MAX = 4096
 BUSY_S_MAX = 0.25  # another process writes: wait this long at most
+ASIDE_MAX = 3  # damaged files kept: `.corrupt-1` is the newest
+DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 SCHEMA = """
 CREATE TABLE footprints (
@@ -65,6 +68,7 @@ class Footprints:
         self._known: OrderedDict[Key, Learned] = OrderedDict()  # least recently used first
         self._db: sqlite3.Connection | None = None
         self._warned = False
+        self._began_anew = False
         if self._path is not None:
             self._open_or_warn(self._path)
 
@@ -83,7 +87,8 @@ class Footprints:
             try:
                 self._write(key, learned, gone)
             except sqlite3.Error as fault:
-                self._warn("be written", fault)  # tried again with the next figure: a full disk may be freed
+                if not self._begin_anew(fault):
+                    self._warn("be written", fault)  # tried again with the next figure: a full disk may be freed
 
     def close(self) -> None:
         with self._lock:
@@ -103,7 +108,34 @@ class Footprints:
         try:
             self._open(path)
         except (sqlite3.Error, OSError) as fault:
-            self._warn("be used", fault)
+            if not self._begin_anew(fault):
+                self._warn("be used", fault)
+
+    def _begin_anew(self, fault: Exception) -> bool:
+        """Move a damaged file aside and write what is known to a new one; False: not damaged, or not possible.
+
+        Once in a run: a disk that damages the new file as well will do so again.
+        """
+        path = self._path
+        if path is None or self._began_anew or not is_damaged(fault):
+            return False
+        self._began_anew = True
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+        known = self._known
+        try:
+            aside = move_aside(path)
+            self._open(path)
+            self._known = known
+            for key, learned in known.items():
+                self._write(key, learned, [])
+        except (sqlite3.Error, OSError) as second:
+            self._known = known
+            self._warn("be used", second)
+            return True
+        log.warning("%s was damaged (%s): it is %s now, and a new one was begun. What it held is learned again", path, fault, aside)
+        return True
 
     def _warn(self, what: str, fault: Exception) -> None:
         """Once: every further figure would say the same."""
@@ -158,6 +190,29 @@ SELECT = (
 )
 UPSERT = "INSERT OR REPLACE INTO footprints VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 DELETE = "DELETE FROM footprints WHERE files = ? AND engine_version = ? AND launch = ? AND device_kind = ?"
+
+
+def is_damaged(fault: Exception) -> bool:
+    """Whether SQLite found bytes that no database has; not: a full disk, a lock, a newer schema."""
+    return isinstance(fault, sqlite3.DatabaseError) and getattr(fault, "sqlite_errorcode", 0) & 0xFF in DAMAGED
+
+
+def move_aside(path: Path) -> Path:
+    """`path` and its journal become `.corrupt-1`, after the older ones made room; the oldest is lost.  Raises OSError."""
+    for number in range(ASIDE_MAX, 0, -1):
+        newer = path if number == 1 else corrupt_name(path, number - 1)
+        for suffix in ("", "-wal"):  # a journal left behind would be played into the new file
+            source, target = Path(f"{newer}{suffix}"), Path(f"{corrupt_name(path, number)}{suffix}")
+            if source.exists():
+                os.replace(source, target)
+            else:
+                target.unlink(missing_ok=True)
+    Path(f"{path}-shm").unlink(missing_ok=True)
+    return corrupt_name(path, 1)
+
+
+def corrupt_name(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.corrupt-{number}")
 
 
 def refuse_newer(db: sqlite3.Connection) -> None:

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 TCP_CLOSED: Final = 7  # tcp_info.tcpi_state
 DISCARDED_MAX: Final = 4 * MIB  # of input after the last request; then reading stops
+DEADLINE_DIGITS_MAX: Final = 12
 _OPEN_KINDS: Final = (Kind.HEALTH, Kind.READY, Kind.PREFLIGHT)  # no key is asked for
 
 _INFERENCE: Final = Kind.INFERENCE
@@ -387,8 +388,8 @@ class Client(asyncio.Protocol):
         if content_type != b"application/json":
             exchange.holds_form = bodies.is_form(content_type)
         told = special.get(_DEADLINE)
-        if told is not None and told.isdigit() and len(told) <= 12:
-            exchange.deadline_s = int(told) / 1000
+        if told is not None and told.isdigit() and len(told) <= DEADLINE_DIGITS_MAX:
+            exchange.deadline_s = int(told) / 1000  # a longer number is a deadline that nobody lives to see: none
 
     def _choose_upgrade(self, exchange: Exchange, protocol: bytes) -> None:
         """Honour a WebSocket; otherwise see to it that the body is read as a body.
@@ -429,6 +430,10 @@ class Client(asyncio.Protocol):
                 exchange.key_name = name
         if found.error is not None:
             return found.error, False
+        if self._special is not None and _DEADLINE in self._special:
+            told = self._special[_DEADLINE]
+            if not told.isdigit() or not told.strip(b"0"):
+                return errors.bad_deadline(told), False
         if has_body:
             if self._content_length > exchange.size_max():
                 return errors.body_too_large(exchange.size_max()), True

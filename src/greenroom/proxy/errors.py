@@ -164,6 +164,13 @@ def bad_request(code: str, message: str) -> Refusal:
     return Refusal(400, code, message)
 
 
+def bad_deadline(told: bytes) -> Refusal:
+    name = shown(told.decode("latin-1"))
+    return bad_request(
+        "bad_deadline", f"X-Greenroom-Deadline-Ms is {name}; send a whole number of milliseconds, at least 1, or leave it out."
+    )
+
+
 def near_names(name: str, catalog: Catalog) -> tuple[str, ...]:
     """Listed names that look like this one, best first, at most three."""
     if len(name) > 2 * SHOWN_CHARS_MAX:

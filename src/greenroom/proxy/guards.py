@@ -48,10 +48,14 @@ def is_preflight(method: bytes, headers: Headers) -> bool:
 class Guards:
     """The rules of one configuration: what Host may say, which origins may ask, which may read."""
 
-    __slots__ = ("_any_address", "_any_origin", "_host_known", "_names", "_origins", "_suffixes")
+    __slots__ = ("_any_address", "_any_origin", "_check_host", "_host_known", "_names", "_origins", "_suffixes")
 
-    def __init__(self, listen_host: str, allowed_hosts: Sequence[str], cors_origins: Sequence[str]) -> None:
-        """`allowed_hosts` are names without port, `.example.org` or `*.example.org` for all below; `*` for any."""
+    def __init__(self, listen_host: str, allowed_hosts: Sequence[str], cors_origins: Sequence[str], *, check_host: bool = True) -> None:
+        """`allowed_hosts` are names without port, `.example.org` or `*.example.org` for all below; `*` for any.
+
+        `check_host` False: every name is ours.  Meant for servers that ask for a key: a page that re-points its own
+        name to this address has none, while clients of a network may call us by names nobody listed.
+        """
         bare = listen_host.strip("[]").lower()
         extra = [host.strip().strip("[]").rstrip(".").lower() for host in allowed_hosts]
         self._any_address = bare in _ANY_ADDRESS
@@ -59,6 +63,7 @@ class Guards:
         self._suffixes = (".localhost", *(name.lstrip("*") for name in extra if name.startswith((".", "*."))))
         self._origins = frozenset(origin.rstrip("/").lower() for origin in cors_origins if origin != "*")
         self._any_origin = "*" in cors_origins
+        self._check_host = check_host
         self._host_known: dict[bytes, bool] = {}
 
     # ------------------------------------------------------------------------------------------------------- checking
@@ -79,7 +84,7 @@ class Guards:
                 mode = value
             elif name == b"user-agent":
                 agent = value
-        if host is not None and not self._is_host_known(host):
+        if self._check_host and host is not None and not self._is_host_known(host):
             return _unknown_host(host)
         if origin is not None:
             if self._is_origin_refused(method, kind, origin, host, is_upgrade=upgrade is not None):

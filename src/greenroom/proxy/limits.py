@@ -17,7 +17,7 @@ class Limits:
     head_kib_max: int = 64  # request line and headers together, and an engine's head
     headers_max: int = 200
     target_kib_max: int = 16
-    json_mib_max: int = 128  # a body that is read in memory to find its model
+    json_mib_max: int = 64  # a body that is read in memory to find its model
     rerank_mib_max: int = 16  # a rerank request, which is taken apart document by document
     upload_mib_max: int = 2048  # a body that is spooled
     spool_mib_max: int = 4096  # all spooled bodies together

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -144,7 +144,6 @@ class Door:
     def __init__(self, shell: Shell, crew: HostCrew) -> None:
         self.shell = shell
         self.crew = crew
-        self.missing: Mapping[str, str] = {}  # model -> what it lacked when the configuration was read
         self.mended: Callable[[], None] | None = None  # what was missing is there now: read the configuration again
 
     def ask(self, wish: Wish, waiter: Waiter) -> Visit:
@@ -152,7 +151,7 @@ class Door:
         now = shell.clock()
         request = shell.next_request()
         visit = Visit(self, request, wish.model, waiter, now)
-        if self.missing and (refusal := self._still_missing(wish.model)) is not None:
+        if self.crew.lacking and (refusal := self._still_missing(wish.model)) is not None:
             visit.refused(refusal)
             return visit
         priority = Priority.BATCH if wish.batch else None
@@ -185,12 +184,13 @@ class Door:
 
     def _still_missing(self, model: str) -> Refuse | None:
         """Files may appear while we run; a model that lacks something is looked at again by each request."""
-        if model not in self.missing:
+        if model not in self.crew.lacking:
             return None
         engine = self.crew.stage.engines[model]
         lacking = engine.config.misconfigured or engine.missing()
         if lacking:
             return Refuse(0, 503, "misconfigured", f"{model} is misconfigured: {lacking}")
+        del self.crew.lacking[model]
         if self.mended is not None:
             self.mended()
         return None

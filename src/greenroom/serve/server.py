@@ -43,6 +43,7 @@ log = logging.getLogger("greenroom")
 
 DEFAULT_LISTEN = "127.0.0.1:8080"
 SHUTDOWN_S_MAX = 30.0  # for requests in flight; then they are cut
+ENVIRONMENT = dict(os.environ)  # as it was given to us; `hide_keys` takes from the live one
 LIMIT_NAMES = tuple(Limits.__dataclass_fields__)
 
 
@@ -51,7 +52,8 @@ class Refused(Exception):
 
 
 def serve_forever(config_path: str, listen: str | None, state_dir: str | None, *, no_auth: bool, strict: bool) -> int:
-    config = load_config(config_path, strict=strict, limit_names=LIMIT_NAMES)
+    config = load_config(config_path, env=ENVIRONMENT, strict=strict, limit_names=LIMIT_NAMES)
+    hide_keys(config)
     try:
         host, port = parse_listen(listen or DEFAULT_LISTEN)
         check_public(host, config, no_auth)
@@ -61,6 +63,12 @@ def serve_forever(config_path: str, listen: str | None, state_dir: str | None, *
     except Refused as exc:
         print(f"greenroom: {exc}", file=sys.stderr)
         return 2 if "no API keys" in str(exc) or "--listen" in str(exc) else 1
+
+
+def hide_keys(config: Config) -> None:
+    """Engines inherit our environment: what holds a client's key leaves it."""
+    for name in [name for name, value in os.environ.items() if value in config.api_keys]:
+        del os.environ[name]
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -138,7 +146,8 @@ class GreenroomServer:
         self.feed = EventFeed(self.shell.clock)
         self.shell.tellers += [self.feed.tell, self._remember]
         self.door = Door(self.shell, self.crew)
-        self.door.missing, self.door.mended = plan.missing, self._mended
+        self.crew.lacking, self.door.mended = dict(plan.missing), self._mended
+        self.crew.masked = self.config.api_keys
         self.desk = Desk(self.shell, self.crew, plan, self.feed, self._own_log)
         self.plan = plan
         async with self._control() as socket_path:
@@ -185,7 +194,7 @@ class GreenroomServer:
             admissions=self.door,
             catalog=plan.catalog,
             keys=Keys(config.api_keys),
-            guards=Guards(self.listen[0], config.allowed_hosts, config.cors_origins),
+            guards=Guards(self.listen[0], config.allowed_hosts, config.cors_origins, check_host=not config.api_keys),
             limits=limits_of(config),
             control_socket=socket_path,
             ready=lambda: not self.shell.scheduler.shutting_down,
@@ -219,7 +228,10 @@ class GreenroomServer:
             return ()
 
     def _lock_home(self) -> int:
-        handle = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            handle = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise Refused(f"the state directory {self.home} cannot be written: {exc.strerror}; give another one with --state-dir") from exc
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
@@ -259,7 +271,7 @@ class GreenroomServer:
     def reload(self) -> None:
         """Read the configuration again; a bad one is reported and the present one stays."""
         try:
-            config = load_config(self.config_path, strict=self.strict, limit_names=LIMIT_NAMES)
+            config = load_config(self.config_path, env=ENVIRONMENT, strict=self.strict, limit_names=LIMIT_NAMES)
             plan = make_plan(config, self.found, self._learned)
             limits_of(config)
         except ConfigError as exc:
@@ -278,10 +290,13 @@ class GreenroomServer:
         plan.stage.devices = {**old.devices, **plan.stage.devices}
         self.crew.stage = plan.stage
         self.plan = self.desk.plan = plan
-        self.door.missing = plan.missing
+        self.crew.lacking = dict(plan.missing)
+        self.crew.masked = config.api_keys
+        self._own_log.mask(config.api_keys)
+        hide_keys(config)
         plane = self._plane_now
         plane.catalog, plane.keys = plan.catalog, Keys(config.api_keys)
-        plane.guards = Guards(self.listen[0], config.allowed_hosts, config.cors_origins)
+        plane.guards = Guards(self.listen[0], config.allowed_hosts, config.cors_origins, check_host=not config.api_keys)
         self.shell.reload(plan.setup)
 
     def _mended(self) -> None:
@@ -315,7 +330,7 @@ class GreenroomServer:
     # ------------------------------------------------------------------ logging
 
     def _set_up_logging(self) -> LogRing:
-        ring = LogRing("greenroom", file=self.home / "logs" / "greenroom.log", mask=self.config.api_keys)
+        ring = LogRing("greenroom", file=self.home / "greenroom.log", mask=self.config.api_keys)
         handler = RingHandler(ring)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)

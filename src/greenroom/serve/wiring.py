@@ -196,6 +196,7 @@ def lower_model(
         id=model.id,
         devices=candidates,
         need_mib=need,
+        base_mib=model.memory_mib if model.memory_mib is not None else estimate.device_mib,
         need_floor_mib=min(floor, need or floor),
         need_source=source,
         host_mib=model.host_memory_mib or (estimate.host_mib if candidates != ("ram",) else 0),

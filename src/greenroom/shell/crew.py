@@ -112,8 +112,9 @@ class HostCrew:
         self._ports: set[int] = set()
         self._last_port: dict[str, int] = {}
         self.look: Callable[[Sequence[DeviceRef]], Awaitable[tuple[MemoryMeasured, ...]]] = _blind  # measures devices
+        self.lacking: dict[str, str] = {}  # model -> what it lacks to start, as last seen
         self._strays: list[Running] = []
-        self._masks: dict[str, bool] = {}
+        self.masked: tuple[str, ...] = ()  # never shown in any log: client keys that an engine may print
 
     # ------------------------------------------------------------------ start
 
@@ -121,6 +122,7 @@ class HostCrew:
         """Spawn, wait until it can serve, report READY; or STOPPED with the reason, its process gone."""
         engine = self.stage.engines[action.model]
         if missing := engine.missing():
+            self.lacking[action.model] = missing
             return self._failed(action, Cause.MISCONFIGURED, missing)
         attempt = self._attempts[action.model] = Attempt(action.generation)
         try:
@@ -202,18 +204,14 @@ class HostCrew:
 
     def _ring(self, model: str, engine: Engine, secrets: Sequence[str]) -> LogRing:
         ring = self.logs.get(model)
-        if ring is not None and secrets and not self._masks.get(model):
-            ring.close()
-            ring = None
         if ring is None:
-            self._masks[model] = bool(secrets)
             file = self._log_dir / f"{safe_name(model)}.log" if self._log_dir is not None else None
-            ring = LogRing(model, mask=secrets, file=file, hint=engine.is_ready_hint)
-            self.logs[model] = ring
+            ring = self.logs[model] = LogRing(model, file=file)
             if self._echo is not None:
                 echo = self._echo
                 ring.listen(lambda lines: echo(model, lines))
         ring.hint = engine.is_ready_hint
+        ring.mask((*secrets, *self.masked))
         return ring
 
     async def _until_ready(self, running: Running, began_at: float) -> None:
