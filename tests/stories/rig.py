@@ -491,7 +491,7 @@ class Rig:
             await self._reading
 
     def _reap_adopted(self) -> None:
-        """Take away dead orphans of a killed server: they come to this process once greenroom's host code ran in it and made it a reaper."""
+        """Take away dead orphans of a killed server: they come to this process once greenroom's host code made it their reaper."""
         pids = {line["pid"] for line in self.journal() if line["event"] in ("start", "worker")}
         deadline = time.monotonic() + 3
         while any(parent_and_state(pid)[0] == os.getpid() for pid in pids) and time.monotonic() < deadline:

@@ -100,6 +100,8 @@ class Server:
 
     def report(self, exchange: Exchange, outcome: str) -> None:
         """Tell the hooks of an ended request; their faults are not the client's."""
+        if self.plane.hooks.__class__ is NoHooks:  # a record costs more than much of what a request needs
+            return
         try:
             self.plane.hooks.on_request_end(exchange.record(outcome, self.loop.time()))
         except Exception:
