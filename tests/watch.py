@@ -248,7 +248,8 @@ class Watch:
                 assert wish is not None
                 if wish.operation is Operation.PIN and wish.model in self.models:
                     self.pinned.add(wish.model)
-                    self.may_leave.pop(wish.model, None)
+                    if isinstance(self.may_leave.get(wish.model), Operation):  # what a reload ends, ends all the same
+                        del self.may_leave[wish.model]
             case Cut():
                 self._cut(action)
             case Start():

@@ -232,14 +232,16 @@ def ladder(stage: Stage, entry: Entry) -> None:
 
 def _go_down(stage: Stage, entry: Entry, level: int) -> None:
     devices = entry.instance.devices
-    if not all(map(stage.lane_open, devices)):
-        stage.wake_at(stage.now + LANE_RETRY_S, entry)
+    is_open = all(map(stage.lane_open, devices))
+    if not is_open and (level or _profiling(stage, devices)):
+        stage.wake_at(stage.now + LANE_RETRY_S, entry)  # a stop only gives memory back: it waits for nobody else's load
         return
     if entry.instance.in_flight:  # silent tunnels only: they are told, then it leaves
         entry.order, entry.order_level = ("sleep", level) if level else ("unload", None)
         stage.ordered[entry.id] = entry
         return
-    depart(stage, devices, entry, level)
+    if is_open:
+        depart(stage, devices, entry, level)
     send_off(stage, entry, level, f"idle for {span(stage.now - entry.instance.idle_at)}")
 
 

@@ -20,6 +20,7 @@ from greenroom.host.logs import LogRing
 from greenroom.shell.crew import HostCrew
 from greenroom.shell.heart import Shell
 
+from .accounts import Accounts
 from .wiring import Plan
 
 EVENTS_KEPT = 512  # for a late or returning subscriber
@@ -115,8 +116,11 @@ class Desk:
 
     version = __version__
 
-    def __init__(self, shell: Shell, crew: HostCrew, plan: Plan, feed: EventFeed, own_log: LogRing) -> None:
+    def __init__(
+        self, shell: Shell, crew: HostCrew, plan: Plan, feed: EventFeed, own_log: LogRing, accounts: Accounts | None = None
+    ) -> None:
         self.plan = plan  # replaced on reload
+        self._accounts = accounts or Accounts()
         self._shell, self._crew, self._feed, self._own_log = shell, crew, feed, own_log
         self._began_at = shell.clock()
         self._known_of: Plan | None = None
@@ -152,6 +156,7 @@ class Desk:
             "devices": list(lowered.devices),
             "estimate": estimate.detail if estimate is not None else "",
             "missing": self.plan.missing.get(model, ""),
+            "requests": self._accounts.of(model),
         }
 
     def resolve(self, name: str) -> str | None:

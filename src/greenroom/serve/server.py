@@ -35,6 +35,7 @@ from greenroom.shell.crew import HostCrew
 from greenroom.shell.heart import Shell
 from greenroom.shell.watch import Sampler, StallGuard
 
+from .accounts import Accounts
 from .desk import Desk, EventFeed, RingHandler
 from .door import Door
 from .wiring import Plan, limits_of, make_plan
@@ -148,7 +149,8 @@ class GreenroomServer:
         self.door = Door(self.shell, self.crew)
         self.crew.lacking, self.door.mended = dict(plan.missing), self._mended
         self.crew.masked = self.config.api_keys
-        self.desk = Desk(self.shell, self.crew, plan, self.feed, self._own_log)
+        self.accounts = Accounts()
+        self.desk = Desk(self.shell, self.crew, plan, self.feed, self._own_log, self.accounts)
         self.plan = plan
         async with self._control() as socket_path:
             plane = self._plane(plan, socket_path)
@@ -197,6 +199,7 @@ class GreenroomServer:
             guards=Guards(self.listen[0], config.allowed_hosts, config.cors_origins, check_host=not config.api_keys),
             limits=limits_of(config),
             control_socket=socket_path,
+            hooks=self.accounts,
             ready=lambda: not self.shell.scheduler.shutting_down,
         )
 
