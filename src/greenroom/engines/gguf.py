@@ -193,7 +193,7 @@ class _Reader:
 
 def _parse(path: Path, file_bytes: int, data: bytes) -> Header:
     if data[:4] != b"GGUF":
-        raise GgufError(f"{path} is not a GGUF file (it starts with other bytes than one): fetch it again")
+        raise GgufError(f"{path} is not a GGUF file: it starts with {data[:4]!r}; fetch it again")
     reader = _Reader(data, path)
     reader.at = 4
     version = int(reader.take("<I"))
