@@ -235,7 +235,7 @@ class HostCrew:
         outcome = await stop(running.process, grace_s=config.stop_s_max, stop_argv=(), on_signal=self._note_signal(running))
         cause, why, wanted = exc.cause, exc.why, None
         if ended_by_itself:
-            ending = running.engine.ending(code, running.process.log.tail(TAIL_LINES))
+            ending = running.engine.ending(code, last_words(running))
             cause, why, wanted = ending.cause, ending.summary, ending.wanted_mib
         leaked = await self._wait_released(running) if not outcome.unkillable else 0
         self._forget(running)
@@ -389,7 +389,7 @@ class HostCrew:
         running.stopping = True
         grace_s = STALLED_GRACE_S if cause is Cause.STALLED else min(STALLED_GRACE_S, running.engine.config.stop_s_max)
         code = running.process.exit.code if running.process.exit is not None else None
-        lines = running.process.log.tail(TAIL_LINES)
+        lines = last_words(running)
         outcome = await stop(running.process, grace_s=grace_s, stop_argv=(), on_signal=self._note_signal(running))
         if outcome.unkillable:
             self._forget(running)
@@ -397,7 +397,7 @@ class HostCrew:
         if not why:
             exit_code = code if code is not None else (outcome.exit.code if outcome.exit is not None else None)
             signal_code = -outcome.exit.signal if exit_code is None and outcome.exit is not None and outcome.exit.signal else exit_code
-            ending = running.engine.ending(signal_code, running.process.log.tail(TAIL_LINES) or lines)
+            ending = running.engine.ending(signal_code, last_words(running) or lines)
             cause, why, code = ending.cause, ending.summary, signal_code
         leaked = await self._wait_released(running)
         self._forget(running)
@@ -473,6 +473,11 @@ class HostCrew:
 
 async def _blind(refs: Sequence[DeviceRef]) -> tuple[MemoryMeasured, ...]:
     return ()
+
+
+def last_words(running: Running) -> list[str]:
+    """What the engine itself said last; not what we noted beside it."""
+    return [line for line in running.process.log.tail(TAIL_LINES) if not line.startswith("[greenroom: ")]
 
 
 def safe_name(model: str) -> str:
