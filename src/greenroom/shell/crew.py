@@ -16,7 +16,7 @@ from greenroom.engines.base import DeviceRef, Engine, Launch
 from greenroom.host.gpus import GpuError, Gpus, GpuSample
 from greenroom.host.logs import LogRing
 from greenroom.host.memory import tree_mib
-from greenroom.host.ports import PortError, free_port
+from greenroom.host.ports import PortError, free_port, listening, owner_is
 from greenroom.host.probes import NotReady, probe_once, wait_ready
 from greenroom.host.processes import Process, SpawnError, spawn, stop
 from greenroom.host.supervisor import Supervisor
@@ -363,15 +363,21 @@ class HostCrew:
     # ------------------------------------------------------------------ looking after it
 
     async def verify(self, action: Verify) -> InstanceReported | None:
-        """A request was lost: does it still live and answer?"""
+        """A request was lost: is it still there?  One that is only too busy to answer a probe must not be ended for that."""
         running = self._current(action.model, action.generation)
         if running is None:
             return None
         if not running.process.exited or running.process.detached:
-            alive = await probe_once(running.host, running.port, running.engine.readiness(), VERIFY_S_MAX)
-            if alive and not running.stopping:
+            answers = await probe_once(running.host, running.port, running.engine.readiness(), VERIFY_S_MAX)
+            if (answers or self._listens(running)) and not running.stopping:
                 return InstanceReported(self._clock(), action.model, action.generation, State.READY)
         return await self.end(action.model, action.generation, Cause.EXITED, "")
+
+    def _listens(self, running: Running) -> bool:
+        """Whether its port is still held by a process of its own; of a container only the port is seen."""
+        if running.launch.detached:
+            return listening(running.port)
+        return bool(owner_is(running.port, running.process.tree(), running.host))
 
     async def watch(self, model: str, generation: int) -> InstanceReported | None:
         """Until the engine ends by itself; its remains are ended too."""
