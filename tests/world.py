@@ -508,7 +508,9 @@ class World:
             return  # it died in this very instant; its report is on the way
         engine.move += 1
         engine.phase = State.GOING_TO_SLEEP
-        tier = next((t for t in self.watch.models[sleep.model].sleep if t.level == sleep.level), SleepTier(sleep.level, 100, 0, 0.5, 0.5))
+        model = self.watch.models.get(sleep.model)  # None: a reload has removed it meanwhile
+        tiers = model.sleep if model is not None else ()
+        tier = next((t for t in tiers if t.level == sleep.level), SleepTier(sleep.level, 100, 0, 0.5, 0.5))
         took_s = tier.sleep_s * rng.uniform(0.8, 1.3)
         fails = rng.random() < self.truths[sleep.model].start_fails / 4
         self.later(took_s, self._asleep, sleep.model, engine, engine.move, took_s, tier, fails)

@@ -119,7 +119,7 @@ def _advance_gate(stage: Stage, move: Move) -> bool:
     why = f"{target.id} needed {gib(_wanted_mib(stage, target, move))}"
     sleepers = [stage.entries[name] for name in move.victims if stage.entries[name].state is State.ASLEEP]
     for victim in alive + sleepers:
-        send_off(stage, victim, move.victims[victim.id], why, evicted=True)
+        send_off(stage, victim, 0 if victim.retire else move.victims[victim.id], why, evicted=True)
     move.phase, move.phase_at = Phase.LEAVING, stage.now
     if not any(stage.entries[name].state in FALLING for name in move.victims):
         _arrive(stage, move)
