@@ -211,7 +211,8 @@ class Watch:
         kept_samples = self.setup.policy.outside_samples
         outside = self.outside.setdefault(sample.device, deque(maxlen=kept_samples))
         outside.append(sample.used_mib - sum(sample.own_mib.values()))
-        if any(sample.device in k.devices and k.state in (State.GOING_TO_SLEEP, State.STOPPING) for k in self.kept.values()):
+        leaving = [k for k in self.kept.values() if k.state in (State.GOING_TO_SLEEP, State.STOPPING)]
+        if any(sample.device in (*k.devices, RAM) for k in leaving):  # a sleeper has host RAM it was not started with
             outside.clear()  # what a leaving engine still holds cannot be told from what others hold
         for model, mib in sample.own_mib.items():
             kept = self.kept.get(model)
