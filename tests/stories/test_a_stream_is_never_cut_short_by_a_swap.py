@@ -19,5 +19,6 @@ async def test_three_models_for_one_place_all_answer_in_full(tmp_path: Path) -> 
         assert [(reply.done, len(reply.json["choices"][0]["message"]["content"])) for reply in bodies] == [(True, 1 << 20)] * 6
         assert 3 <= swapped <= 6
         assert rig.starts() <= swapped + 6
-        assert [line["outcome"] for line in rig.journal(event="end")] == ["whole"] * 12
+        # an engine may be asked to leave between its last byte and its note of it: the clients above count the answers
+        assert {line["outcome"] for line in rig.journal(event="end")} == {"whole"}
         assert rig.journal(event="gone") == []
