@@ -494,10 +494,6 @@ class Scheduler:
     def shutting_down(self) -> bool:
         return self._stage.shutting_down
 
-    @property
-    def has_waiting(self) -> bool:
-        return len(self._stage.waiting) > 0
-
     def is_down(self) -> bool:
         """Whether every instance is stopped (after a shutdown)."""
         return all(entry.state in HOME or entry.unkillable for entry in self._stage.entries.values())

@@ -50,7 +50,6 @@ class Readiness:
     headers: tuple[tuple[str, str], ...] = ()  # the engine's own key
     loading_statuses: frozenset[int] = frozenset({503})
     base_path: str = ""
-    poll_while_asleep: bool = False
     warmup_path: str | None = None
     warmup_body: bytes = b""
 

@@ -19,7 +19,6 @@ HEADER_BYTES_FIRST = 1 << 20
 HEADER_BYTES_MAX = 256 << 20  # the largest vocabularies are a few tens of MiB
 FIELDS_MAX = 1 << 16
 TENSORS_MAX = 1 << 20
-NAME_BYTES_MAX = 1 << 16
 ARRAY_KEPT_MAX = 4096  # longer arrays (vocabularies) are skipped; only their length is kept
 DIMENSIONS_MAX = 8
 PARTS_MAX = 10_000

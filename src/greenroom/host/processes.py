@@ -470,9 +470,3 @@ async def _kill(process: Process, kill_s_max: float) -> bool:
         if await process.tree_gone(min(left_s, 0.2)):
             return True
     return not process.tree()
-
-
-def running_orphans() -> frozenset[int]:
-    """Live children of ours, outside our session, that no call of `spawn` started: what escaped every sign.  For the very end."""
-    own, own_session = os.getpid(), os.getsid(0)
-    return frozenset(e.pid for e in snapshot().values() if e.ppid == own and e.live and e.session != own_session and e.pid not in _started)

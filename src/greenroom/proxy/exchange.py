@@ -43,7 +43,6 @@ class Phase(IntEnum):
     OVER = 6
 
 
-UPGRADE_DROPPED: Final = DROPPED
 KEYS_DROPPED: Final = DROPPED | STRIPPED
 _INFERENCE: Final = Kind.INFERENCE
 _ASKING: Final = Phase.ASKING

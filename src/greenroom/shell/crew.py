@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import time
@@ -18,7 +19,7 @@ from greenroom.host.logs import LogRing
 from greenroom.host.memory import tree_mib
 from greenroom.host.ports import PortError, free_port, listening, owner_is
 from greenroom.host.probes import NotReady, probe_once, wait_ready
-from greenroom.host.processes import Process, SpawnError, spawn, stop
+from greenroom.host.processes import Process, SpawnError, StopOutcome, spawn, stop
 from greenroom.host.supervisor import Supervisor
 
 log = logging.getLogger("greenroom")
@@ -31,7 +32,6 @@ RELEASE_SLACK_MIB = 64  # drivers keep a little
 END_ALL_GRACE_S = 3.0
 VERIFY_S_MAX = 2.0
 STALLED_GRACE_S = 0.5
-UNKILLABLE_RETRY_S = 5.0
 TAIL_LINES = 40
 
 
@@ -237,22 +237,7 @@ class HostCrew:
         if ended_by_itself:
             ending = running.engine.ending(code, last_words(running))
             cause, why, wanted = ending.cause, ending.summary, ending.wanted_mib
-        leaked = await self._wait_released(running) if not outcome.unkillable else 0
-        self._forget(running)
-        if outcome.unkillable:
-            return self._unkillable(running)
-        return InstanceReported(
-            self._clock(),
-            running.model,
-            running.generation,
-            State.STOPPED,
-            cause=cause,
-            why=why,
-            exit_code=code,
-            leaked_mib=leaked,
-            wanted_mib=wanted,
-            samples=await self._cards_of(running),
-        )
+        return await self._gone(running, outcome, cause, why, code, wanted_mib=wanted)
 
     def _failed(self, action: Start, cause: Cause, why: str) -> InstanceReported:
         return InstanceReported(self._clock(), action.model, action.generation, State.STOPPED, cause=cause, why=why)
@@ -281,21 +266,39 @@ class HostCrew:
         outcome = await stop(
             running.process, grace_s=config.stop_s_max, stop_argv=running.launch.stop_argv, on_signal=self._note_signal(running)
         )
+        code = outcome.exit.code if outcome.exit is not None else None
+        return await self._gone(running, outcome, Cause.NONE, "", code, began_at=began_at)
+
+    async def _gone(
+        self,
+        running: Running,
+        outcome: StopOutcome,
+        cause: Cause,
+        why: str,
+        exit_code: int | None,
+        *,
+        wanted_mib: int | None = None,
+        began_at: float | None = None,
+    ) -> InstanceReported:
+        """The one end of every engine: its memory back, its port free, its cards looked at without it."""
         if outcome.unkillable:
             self._forget(running)
             return self._unkillable(running)
         leaked = await self._wait_released(running)
         self._forget(running)
-        why = f"the device still showed it as used after {self._release_s_max:g} s" if leaked else ""
+        if leaked and cause is Cause.NONE and not why:
+            why = f"the device still showed it as used after {self._release_s_max:g} s"
         return InstanceReported(
             self._clock(),
-            action.model,
-            action.generation,
+            running.model,
+            running.generation,
             State.STOPPED,
-            took_s=self._clock() - began_at,
+            took_s=None if began_at is None else self._clock() - began_at,
+            cause=cause,
             why=why,
-            exit_code=outcome.exit.code if outcome.exit is not None else None,
+            exit_code=exit_code,
             leaked_mib=leaked,
+            wanted_mib=wanted_mib,
             samples=await self._cards_of(running),
         )
 
@@ -397,20 +400,12 @@ class HostCrew:
         code = running.process.exit.code if running.process.exit is not None else None
         lines = last_words(running)
         outcome = await stop(running.process, grace_s=grace_s, stop_argv=(), on_signal=self._note_signal(running))
-        if outcome.unkillable:
-            self._forget(running)
-            return self._unkillable(running)
-        if not why:
+        if not why and not outcome.unkillable:
             exit_code = code if code is not None else (outcome.exit.code if outcome.exit is not None else None)
             signal_code = -outcome.exit.signal if exit_code is None and outcome.exit is not None and outcome.exit.signal else exit_code
             ending = running.engine.ending(signal_code, last_words(running) or lines)
             cause, why, code = ending.cause, ending.summary, signal_code
-        leaked = await self._wait_released(running)
-        self._forget(running)
-        samples = await self._cards_of(running)
-        return InstanceReported(
-            self._clock(), model, generation, State.STOPPED, cause=cause, why=why, exit_code=code, leaked_mib=leaked, samples=samples
-        )
+        return await self._gone(running, outcome, cause, why, code)
 
     async def end_all(self) -> None:
         """Shutdown: every engine that still runs is ended at once, and one that is just being spawned as soon as it is there."""
@@ -488,7 +483,5 @@ def last_words(running: Running) -> list[str]:
 
 def safe_name(model: str) -> str:
     """A file name for any model id: readable, unique, never a path."""
-    import hashlib
-
     plain = "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "-" for char in model).strip(".-")[:80]
     return plain if plain == model else f"{plain or 'model'}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
