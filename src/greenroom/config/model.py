@@ -40,10 +40,42 @@ class FiltersConfig:
 
 @dataclass(frozen=True, slots=True)
 class WarmupConfig:
-    """One request sent after a start, before the model is called ready."""
+    """One request sent after a start and after a wake, before the model is called ready."""
 
     path: str
     body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CallConfig:
+    """One HTTP request to an engine, declared by the operator."""
+
+    path: str
+    method: str = "POST"
+    body: Mapping[str, Any] | None = None  # sent as JSON
+
+
+@dataclass(frozen=True, slots=True)
+class AsleepConfig:
+    """How to ask an engine whether it sleeps: a GET whose JSON answer holds `value` at `field` (dots go deeper)."""
+
+    path: str
+    field: str = "is_sleeping"
+    value: Any = True
+
+
+@dataclass(frozen=True, slots=True)
+class SleepConfig:
+    """How an engine whose sleep routes greenroom does not know is put to sleep and woken."""
+
+    sleep: tuple[CallConfig, ...]
+    wake: tuple[CallConfig, ...]
+    level: int = 1
+    asleep: AsleepConfig | None = None
+    residue_mib: int = 1024  # on each device, until it was measured
+    host_mib: int | None = None  # host RAM while asleep, until it was measured; None = what it books on its device
+    sleep_s: float = 2.0  # until measured
+    wake_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +110,10 @@ class ModelConfig:
     ttl_s: float | None = None  # None = never
     sleep_after_s: float | None = None
     sleep: str = "auto"  # off | 1 | 2 | auto
+    sleep_calls: SleepConfig | None = None
+    sleep_s_max: float = 60.0  # one sleep; then the engine is ended
+    wake_s_max: float = 60.0  # one wake, all its calls together
+    canary: str = "auto"  # auto: compared after level-2 wakes | always: after every wake | off
     memory_mib: int | None = None  # declared need per device
     host_memory_mib: int | None = None
     devices: tuple[str, ...] = ()  # () = any

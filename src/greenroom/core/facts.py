@@ -44,6 +44,8 @@ class Cause(StrEnum):
     MISCONFIGURED = "misconfigured"  # can never work as configured: not retried
     STALLED = "stalled"  # answered nobody any more and was ended
     UNKILLABLE = "unkillable"  # did not go away after SIGKILL; its memory stays booked
+    SLEEP_FAILED = "sleep-failed"  # could not be put to sleep, and was ended
+    WAKE_FAILED = "wake-failed"  # could not be woken, or answered wrongly afterwards, and was ended
 
 
 class Outcome(StrEnum):
@@ -123,6 +125,8 @@ class Model:
     on_conflict: str = "refuse"  # refuse | wait: what happens to a request that would need a pinned model's memory
     priority: Priority = Priority.INTERACTIVE
     sleep: tuple[SleepTier, ...] = ()  # the tiers its engine can do; empty: it stops instead
+    doze: SleepTier | None = None  # what its engine falls to by itself when idle; it cannot be told to
+    no_sleep: str = ""  # why it has no tiers, one clause for people
     sleep_after_s: float | None = None
     ttl_s: float | None = None
     up_s: float = 2.0  # prior of a cold start
@@ -159,6 +163,9 @@ class Policy:
     quarantine_ooms: int = 3
     quarantine_window_s: float = 600.0
     oom_growth: float = 1.1
+    sleep_faults_max: int = 2  # failed or wrong sleeps and wakes; then the model stops instead
+    early_sleep_s: float | None = 20.0  # a first sleep is rehearsed after so much idle time; None = never
+    ram_floor_mib: int = 1024  # of the host RAM that is really available, never taken by a sleeper's copy
     drain_timeout_s: float | None = None  # None: a swap waits for requests in flight as long as they last
     learn_margin: float = 1.05
     learn_stable_s: float = 10.0
@@ -252,7 +259,8 @@ class InstanceReported:
     leaked_mib: int = 0
     wanted_mib: int | None = None  # what the engine said it wanted, when it refused itself
     level: int = 0  # with ASLEEP
-    samples: tuple[MemoryMeasured, ...] = ()  # with STOPPED: its devices, measured after its end
+    samples: tuple[MemoryMeasured, ...] = ()  # with STOPPED and ASLEEP: its devices, measured after it left
+    unfit_levels: tuple[int, ...] = ()  # with READY: sleep levels this instance must not use
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +272,7 @@ class MemoryMeasured:
     used_mib: int
     own_mib: Mapping[str, int]  # model -> MiB
     holder: str = ""  # who holds most of the outside part, for messages ("pid 4711 (python)")
+    available_mib: int | None = None  # host RAM: what can really be taken now without swapping
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,12 +75,53 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request of a recipe.  Any 2xx is success; what the body says is never looked at."""
+
+    path: str
+    method: str = "POST"
+    body: bytes = b""  # JSON
+    optional: bool = False  # an engine that does not know the path (404, 405, 501) has nothing to do here
+
+
+@dataclass(frozen=True, slots=True)
+class AsleepCheck:
+    """A GET that tells whether it sleeps: `value` at `field` of a JSON answer (dots go deeper).  It must not wake it."""
+
+    path: str
+    field: str = "is_sleeping"
+    value: object = True
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A fixed question whose answer is compared after a wake.  `pick` finds what is compared: text, or numbers."""
+
+    path: str
+    body: bytes
+    pick: str  # dotted path into the JSON answer; `*` takes all items of a list
+
+
+@dataclass(frozen=True, slots=True)
+class SleepRecipe:
+    """How one sleep level of one engine is entered and left.  Calls are made in order, at zero requests in flight."""
+
+    level: int
+    sleep: tuple[Call, ...]
+    wake: tuple[Call, ...]
+    check: AsleepCheck | None = None
+    verify: bool = False  # compare the canary after this wake
+    repeatable: bool = True  # a wake that ran out of memory may be called again; False: the engine would die of it
+
+
+@dataclass(frozen=True, slots=True)
 class Costs:
     """Priors until measured, seconds."""
 
     up_s: float
     down_s: float
     tiers: tuple[SleepTier, ...] = ()
+    doze: SleepTier | None = None  # what it falls to by itself
 
 
 class Engine(Protocol):
@@ -114,6 +155,22 @@ class Engine(Protocol):
         """Whether a log line says that it is about ready: probe at once."""
 
     def ending(self, exit_code: int | None, log_tail: Sequence[str]) -> Ending: ...
+
+    # sleep and wake; an engine that cannot sleep has no tiers in `costs`, so no recipe is ever asked for
+
+    def no_sleep(self) -> str:
+        """A clause that tells why it cannot sleep as configured ("--enable-sleep-mode is not given"); "" when it can."""
+
+    def version_call(self) -> Call | None:
+        """Asked once after its start; the answer's `version` chooses the recipe.  None: the recipe does not depend on it."""
+
+    def sleep_recipe(self, level: int, version: tuple[int, ...]) -> SleepRecipe: ...
+
+    def canaries(self) -> tuple[Canary, ...]:
+        """Fixed questions, one for each kind of model; the first that is answered is the model's own."""
+
+    def dozes(self) -> AsleepCheck | None:
+        """How to see that it has fallen asleep by itself; None = it never does."""
 
 
 @dataclass(frozen=True, slots=True)
