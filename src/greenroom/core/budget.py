@@ -23,6 +23,8 @@ class Pool:
     used_mib: int | None = None
     holder: str = ""
     high_samples: int = 0  # samples in a row with more booked than the budget holds
+    available_mib: int | None = None  # host RAM: what could really be taken at the last sample
+    booked_then_mib: int = 0  # what was booked at that sample
 
     @property
     def budget_mib(self) -> int:
@@ -36,6 +38,15 @@ class Pool:
     @property
     def free_mib(self) -> int:
         return self.device.capacity_mib - self.device.headroom_mib - self.outside_mib - self.booked_mib
+
+    def takes(self, mib: int, floor_mib: int) -> bool:
+        """Whether a sleeper's copy may grow by `mib`: room in the book, and really there above the floor."""
+        if self.free_mib < mib:
+            return False
+        if self.available_mib is None:
+            return True
+        promised = max(0, self.booked_mib - self.booked_then_mib)
+        return self.available_mib - promised - floor_mib >= mib
 
     def outside_counted_mib(self, outside_mib: int) -> int:
         spare = max(0, (self.device.total_mib or self.device.capacity_mib) - self.device.capacity_mib)

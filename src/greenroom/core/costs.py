@@ -24,6 +24,7 @@ class Costs:
     sleep_s: dict[int, float] = field(default_factory=dict)  # by level
     wake_s: dict[int, float] = field(default_factory=dict)
     residue_mib: dict[int, int] = field(default_factory=dict)  # by level, per device, measured
+    copy_mib: dict[int, int] = field(default_factory=dict)  # by level, host RAM while asleep, measured
     serve_s: float | None = None  # admission to end of a request
     beside_ratio: float | None = None  # a start beside another one, against a lone one
     lone_starts: int = 0
@@ -38,7 +39,7 @@ class Costs:
         """The engine is another one now; how the model is used stays known."""
         self.up_s = self.down_s = self.serve_s = self.beside_ratio = None
         self.lone_starts = 0
-        for figures in (self.sleep_s, self.wake_s, self.residue_mib):
+        for figures in (self.sleep_s, self.wake_s, self.residue_mib, self.copy_mib):
             figures.clear()
 
     def up(self, model: Model) -> float:
@@ -55,6 +56,10 @@ class Costs:
 
     def residue(self, tier: SleepTier) -> int:
         return self.residue_mib.get(tier.level, tier.residue_mib)
+
+    def copy(self, tier: SleepTier) -> int:
+        """MiB of host RAM it holds while asleep."""
+        return self.copy_mib.get(tier.level, tier.host_mib)
 
     def frequency(self, now: float, policy: Policy) -> float:
         return float(self.hits * 0.5 ** ((now - self.hits_at) / policy.half_life_s))

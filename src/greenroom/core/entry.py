@@ -53,6 +53,11 @@ class Entry:
     starts: int = 0
     wakes: int = 0
     evictions: int = 0
+    sleeps: int = 0
+    wake_failures: int = 0
+    wake_ooms: int = 0  # in a row: wakes that found no room
+    sleep_faults: deque[float] = field(default_factory=lambda: deque(maxlen=16))  # when a sleep or a wake went wrong
+    sleep_off: str = ""  # not empty: why it stops instead of sleeping, until an operator or a reload says otherwise
     ladder_due: float = float("inf")  # when its idle ladder is looked at next
 
     @classmethod
@@ -80,6 +85,7 @@ class Entry:
         instance.state, instance.since = to, now
         if to in HOME:
             instance.devices, instance.level, instance.suspect = (), 0, False
+            instance.unfit, instance.rehearsing = (), False
             instance.in_flight.clear()
             instance.quiet.clear()
             instance.cut.clear()
@@ -102,10 +108,20 @@ class Entry:
         instance = self.instance
         return instance.state is State.READY and not instance.suspect and not self.order and not self.retire
 
+    @property
+    def tiers(self) -> tuple[SleepTier, ...]:
+        """The sleep levels it may be sent to now."""
+        if self.sleep_off:
+            return ()
+        unfit = self.instance.unfit
+        return tuple(tier for tier in self.model.sleep if tier.level not in unfit) if unfit else self.model.sleep
+
     def tier(self, level: int) -> SleepTier | None:
+        """A level of its engine, also one that it only falls to by itself."""
         if not level:
             return None
-        return next((tier for tier in self.model.sleep if tier.level == level), None)
+        tier = next((tier for tier in self.model.sleep if tier.level == level), None)
+        return tier or (self.model.doze if self.model.doze is not None and self.model.doze.level == level else None)
 
     def up_cost(self) -> float:
         """Expected seconds to become ready from where it is."""

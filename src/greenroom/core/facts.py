@@ -163,7 +163,8 @@ class Policy:
     quarantine_ooms: int = 3
     quarantine_window_s: float = 600.0
     oom_growth: float = 1.1
-    sleep_faults_max: int = 2  # failed or wrong sleeps and wakes; then the model stops instead
+    sleep_faults_max: int = 2  # failed or wrong sleeps and wakes in the window; then the model stops instead
+    sleep_faults_window_s: float = 86400.0
     early_sleep_s: float | None = 20.0  # a first sleep is rehearsed after so much idle time; None = never
     ram_floor_mib: int = 1024  # of the host RAM that is really available, never taken by a sleeper's copy
     drain_timeout_s: float | None = None  # None: a swap waits for requests in flight as long as they last

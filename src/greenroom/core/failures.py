@@ -5,7 +5,7 @@ from __future__ import annotations
 from .costs import blend
 from .entry import Entry
 from .facts import Cause, InstanceReported, State
-from .moves import gib, reopen, span
+from .moves import gib, reopen, span, switch_sleep_off
 from .residency import HOME, RISING
 from .stage import EPSILON_S, Move, Stage
 
@@ -33,7 +33,7 @@ def ended(stage: Stage, entry: Entry, report: InstanceReported) -> None:
     if report.leaked_mib:
         stage.tell(entry, "leaked", f"{gib(report.leaked_mib)} did not come back after it ended: {report.why}", "warning")
     stage.fulfil(entry, ("unload",), f"{entry.id} is stopped")
-    stage.deny(entry, 409, "not_asleep", f"{entry.id} ended before it was asleep")
+    stage.deny(entry, 409, "not_asleep", f"{entry.id} ended before it was asleep" + (f": {report.why}" if report.why else ""))
     entry.order = ""
     if not entry.retire:
         stage.ordered.pop(entry.id, None)
@@ -43,6 +43,8 @@ def ended(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         revive_pinned(stage, entry)
     elif before is State.STARTING or (before is State.WAKING and report.cause in MEMORY):
         start_failed(stage, entry, report)
+    elif before in (State.WAKING, State.GOING_TO_SLEEP):
+        sleep_failed(stage, entry, report, before)
     else:
         crashed(stage, entry, report)
     settle_move(stage, entry, move)
@@ -95,6 +97,21 @@ def crashed(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         stage.refuse_all(entry, 503, "backing_off", _backing_off(entry, delay_s), delay_s)
 
 
+def sleep_failed(stage: Stage, entry: Entry, report: InstanceReported, before: State) -> None:
+    """A sleep or a wake ended its engine: whoever waits is served by a cold start, and the second time there is no third."""
+    policy, now = stage.policy, stage.now
+    waking = before is State.WAKING
+    entry.wake_failures += waking
+    entry.last_error = report.why or "the engine ended by itself"
+    what = "could not be woken" if waking else "could not be put to sleep"
+    stage.tell(entry, "wake_failed" if waking else "sleep_failed", f"{what}, and is stopped: {entry.last_error}", "warning")
+    entry.sleep_faults.append(now)
+    recent = sum(now - at <= policy.sleep_faults_window_s for at in entry.sleep_faults)
+    if recent >= policy.sleep_faults_max and not entry.sleep_off:
+        switch_sleep_off(stage, entry, f"{recent} sleeps or wakes went wrong, last: {entry.last_error}")
+    rest(stage, entry, 0.0)
+
+
 def start_failed(stage: Stage, entry: Entry, report: InstanceReported) -> None:
     """It ended before it was ready: try the memory ladder, else tell everybody who waits and back off."""
     entry.last_error = report.why or "the engine ended before it was ready"
@@ -126,7 +143,7 @@ def _retry_with_more(stage: Stage, entry: Entry, report: InstanceReported) -> bo
     if report.cause is Cause.STARTUP_MEMORY and not others:
         return False
     before = booking(entry)
-    _raise_need(stage, entry, report)
+    raise_need(stage, entry, report)
     entry.oom_tries = 1
     entry.move(State.STOPPED, stage.now)
     stage.tell(entry, "oom_retry", f"out of memory with {before} booked: one more try with {booking(entry)}", "warning")
@@ -137,7 +154,7 @@ def booking(entry: Entry) -> str:
     return gib(entry.need_mib) if entry.need_mib is not None else "the whole device"
 
 
-def _raise_need(stage: Stage, entry: Entry, report: InstanceReported) -> None:
+def raise_need(stage: Stage, entry: Entry, report: InstanceReported) -> None:
     """Book more from now on, at most what its devices can ever give; unknown stays unknown: that is all there is."""
     old = entry.need_mib
     if old is None:
@@ -152,7 +169,7 @@ def _count_oom(stage: Stage, entry: Entry, report: InstanceReported) -> None:
     entry.ooms.append(stage.now)
     recent = sum(stage.now - at <= policy.quarantine_window_s for at in entry.ooms)
     if entry.state not in RISING:
-        _raise_need(stage, entry, report)
+        raise_need(stage, entry, report)
     if recent >= policy.quarantine_ooms and not entry.quarantined:
         entry.quarantined = True
         stage.tell(

@@ -13,6 +13,7 @@ from .residency import FALLING, HOME, RISING, SERVING
 from .stage import EPSILON_S, Admission, Move, Phase, Stage
 
 TOLD_GROWTH = 1.1  # a growing engine is told of again when it holds a tenth more
+USELESS_SHARE = 0.1  # a sleep that gives back less of what was held is none
 
 
 def gib(mib: int) -> str:
@@ -187,6 +188,8 @@ def rise(stage: Stage, move: Move, target: Entry) -> None:
     )
     instance = target.instance
     target.held_off = False  # it is asked for again: a pin counts from now on
+    if target.state is State.ASLEEP and (copy := stage.book.of(target.id).get("ram", 0)) and "ram" not in move.devices:
+        needs["ram"] = max(needs.get("ram", 0), copy)  # its copy stays until it is awake
     stage.book.set(target.id, needs)
     stage.touched.add(target.id)
     instance.beside = any(len(stage.lanes[device]) > 1 for device in move.devices)
@@ -237,8 +240,9 @@ def send_off(stage: Stage, entry: Entry, level: int, why: str, *, evicted: bool 
         tier = entry.tier(level)
     if tier is not None and entry.state in SERVING:
         needs = dict(held)
-        if tier.host_mib and "ram" in stage.book.pools:
-            needs["ram"] = max(needs.get("ram", 0), tier.host_mib)
+        copy = entry.costs.copy(tier)
+        if copy and "ram" in stage.book.pools and "ram" not in instance.devices:
+            needs["ram"] = max(needs.get("ram", 0), copy)
         stage.book.set(entry.id, needs)
         entry.move(State.GOING_TO_SLEEP, stage.now)
         instance.level = level
@@ -288,7 +292,13 @@ def became_ready(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         entry.move(State.READY, now)
         instance.ready_at = instance.idle_at = now
         instance.level = 0
-        entry.oom_tries = 0
+        entry.oom_tries = entry.wake_ooms = 0
+        if woke:
+            _book_awake(stage, entry, report.host_mib)
+        else:
+            instance.unfit = report.unfit_levels
+            if report.unfit_levels and report.why:
+                stage.tell(entry, "sleep_limited", report.why, "warning")
         stage.waiting.drop(entry)
         stage.blocked.pop(entry.id, None)
         entry.costs.base = stage.aging
@@ -301,6 +311,15 @@ def became_ready(stage: Stage, entry: Entry, report: InstanceReported) -> None:
     if move is not None and move.target is entry:
         stage.release_lanes(move)
     dispatch(stage, entry)
+
+
+def _book_awake(stage: Stage, entry: Entry, host_mib: int | None) -> None:
+    """Awake: host RAM is booked as what it holds now; some engines keep their copy."""
+    if "ram" in stage.book.pools and "ram" not in entry.instance.devices:
+        held = dict(stage.book.of(entry.id))
+        held["ram"] = max(entry.model.host_mib, host_mib or 0)
+        stage.book.set(entry.id, held)
+        stage.touched.add(entry.id)
 
 
 def learn_up(stage: Stage, entry: Entry, took_s: float, woke: bool) -> None:
@@ -318,30 +337,62 @@ def learn_up(stage: Stage, entry: Entry, took_s: float, woke: bool) -> None:
 def fell_asleep(stage: Stage, entry: Entry, report: InstanceReported) -> None:
     """Asleep: book what it really still holds, on its devices and in host RAM."""
     instance = entry.instance
-    woken_in_vain = entry.state is State.WAKING
+    before = entry.state
     level = report.level or instance.level
     tier = entry.tier(level)
     assert tier is not None, f"{entry.id} reports sleep level {level}, which its engine does not have"
     measured = [mib for device, mib in report.measured_mib.items() if device in instance.devices]
-    if measured:
+    held_mib = max((entry.measured_mib.get(device) or stage.book.of(entry.id).get(device, 0) for device in instance.devices), default=0)
+    if measured and before is not State.WAKING:  # a wake in vain may have mapped a part already
         entry.costs.residue_mib[level] = max(measured)
-    residue = entry.costs.residue(tier)
+    residue = max(measured) if measured else entry.costs.residue(tier)
     needs = dict.fromkeys(instance.devices, residue)
-    host = report.host_mib if report.host_mib is not None else tier.host_mib
+    if report.host_mib is not None and before is not State.WAKING:
+        entry.costs.copy_mib[level] = report.host_mib
+    host = report.host_mib if report.host_mib is not None else entry.costs.copy(tier)
     if host and "ram" in stage.book.pools and "ram" not in needs:
         needs["ram"] = host
     stage.book.set(entry.id, needs)
-    if report.took_s is not None and not woken_in_vain:
-        entry.costs.sleep_s[level] = blend(entry.costs.sleep_s.get(level), report.took_s, stage.policy.cost_ewma)
+    stage.touched.add(entry.id)
+    entry.host_mib = report.host_mib if report.host_mib is not None else entry.host_mib
     entry.move(State.ASLEEP, stage.now)
     instance.level = level
-    if woken_in_vain:
-        entry.failures += 1
-        entry.last_error = report.why or "it could not be woken"
-        stage.tell(entry, "wake_failed", f"could not be woken: {entry.last_error}", "warning")
-    stage.tell(entry, "asleep", f"asleep at level {level}, still holds {gib(residue)} per device")
+    if before is State.WAKING:
+        _woken_in_vain(stage, entry, report)
+        return
+    entry.sleeps += 1
+    if report.took_s is not None:
+        entry.costs.sleep_s[level] = blend(entry.costs.sleep_s.get(level), report.took_s, stage.policy.cost_ewma)
+    copy = f" and {gib(host)} of host RAM" if needs.get("ram") and "ram" not in instance.devices else ""
+    by_itself = " by itself" if before is State.READY else ""
+    stage.tell(entry, "asleep", f"asleep{by_itself} at level {level}, still holds {gib(residue)} per device{copy}")
+    if before is State.GOING_TO_SLEEP and measured and held_mib - residue <= USELESS_SHARE * held_mib:
+        freed = max(0, held_mib - residue)
+        why = f"its sleep at level {level} gave back {gib(freed)} of {gib(held_mib)}"
+        switch_sleep_off(stage, entry, f"{why}; it is stopped instead")
+        stage.deny(entry, 409, "sleep_failed", f"{entry.id} cannot sleep: {why}")
+        send_off(stage, entry, 0, why)
+        return
     stage.fulfil(entry, ("sleep",), f"{entry.id} is asleep at level {level}")
+    if instance.rehearsing:
+        instance.rehearsing = False
+        if not stage.waiting and stage.book.fits(stage.required(entry, instance.devices), entry.id):
+            stage.ghost(entry, quiet=True)
     stage.wake_at(stage.now, entry)
+
+
+def _woken_in_vain(stage: Stage, entry: Entry, report: InstanceReported) -> None:
+    """No room after all.  The samples that came with the word say who has it; where they do not, it needs more than is booked."""
+    entry.wake_ooms += 1
+    entry.wake_failures += 1
+    entry.last_error = report.why or "there was no room to wake it"
+    stage.tell(entry, "wake_failed", f"could not be woken: {entry.last_error}", "warning")
+
+
+def switch_sleep_off(stage: Stage, entry: Entry, why: str) -> None:
+    """From now on it stops instead; an operator's `sleep` or a new definition lifts that."""
+    entry.sleep_off = why
+    stage.tell(entry, "sleep_off", f"sleep is switched off: {why}; `greenroom sleep {entry.id}` tries again", "warning")
 
 
 def note_measured(stage: Stage, entry: Entry, measured: Mapping[str, int], host_mib: int | None) -> None:

@@ -83,21 +83,34 @@ def _unload(stage: Stage, entry: Entry, event: OperatorAsked) -> None:
 
 
 def _sleep(stage: Stage, entry: Entry, event: OperatorAsked) -> None:
-    level = event.level or (entry.instance.level if entry.state is State.ASLEEP else fall_level(stage, entry))
     if entry.state is State.ASLEEP:
-        stage.say(Done(event.request, f"{entry.id} is asleep"))
-    elif (tier := entry.tier(level)) is None:
-        text = f"the engine of {entry.id} cannot sleep" + (f" at level {level}" if event.level else "") + "; unload it instead"
-        stage.say(Refuse(event.request, 409, "cannot_sleep", text))
+        stage.say(Done(event.request, f"{entry.id} is asleep at level {entry.instance.level}"))
+        return
+    if entry.sleep_off:  # the operator knows better: it has the first try again
+        entry.sleep_off = ""
+        entry.sleep_faults.clear()
+    level = event.level or fall_level(stage, entry) or next((tier.level for tier in entry.tiers), 0)
+    tier = next((tier for tier in entry.tiers if tier.level == level), None)
+    if tier is None:
+        stage.say(Refuse(event.request, 409, "cannot_sleep", _cannot_sleep(entry, event.level)))
     elif entry.state not in (State.READY, State.DRAINING, State.GOING_TO_SLEEP):
         stage.say(Refuse(event.request, 409, "not_ready", f"{entry.id} is {entry.state.value}; only a ready model can be put to sleep"))
-    elif event.level and not host_takes(stage, entry, tier):
-        text = f"{entry.id} would hold {gib(tier.host_mib)} of host RAM at level {level}, which has less free; unload it instead"
+    elif not host_takes(stage, entry, tier):
+        text = f"{entry.id} would hold {gib(entry.costs.copy(tier))} of host RAM at level {level}, which has less free; unload it instead"
         stage.say(Refuse(event.request, 409, "no_room", text))
     else:
         entry.wishes.append(Wish(event.request, Operation.SLEEP))
         entry.order, entry.order_level = "sleep", level
         stage.ordered[entry.id] = entry
+
+
+def _cannot_sleep(entry: Entry, level: int | None) -> str:
+    at = f" at level {level}" if level and entry.tiers else ""
+    if at:
+        why = f": its engine can at level {', '.join(str(tier.level) for tier in entry.tiers)}"
+    else:
+        why = f": {entry.model.no_sleep}" if entry.model.no_sleep else ""
+    return f"the engine of {entry.id} cannot sleep{at}{why}; unload it instead"
 
 
 def _pin(stage: Stage, entry: Entry, event: OperatorAsked) -> None:
@@ -194,7 +207,9 @@ def _succeed(stage: Stage, entry: Entry) -> None:
     entry.need_mib, entry.need_source = entry.model.need_mib, entry.model.need_source
     entry.costs.forget_times()
     entry.ooms.clear()
-    entry.failures = entry.oom_tries = 0
+    entry.sleep_faults.clear()
+    entry.sleep_off = ""
+    entry.failures = entry.oom_tries = entry.wake_ooms = 0
     entry.backoff_until = 0.0
     entry.quarantined = False
     if entry.state is State.FAILED:
@@ -218,16 +233,48 @@ def ladder(stage: Stage, entry: Entry) -> None:
     if entry.state not in (State.READY, State.ASLEEP) or not is_idle(entry):
         return
     idle_at, model = entry.instance.idle_at, entry.model
-    steps = []
+    steps: list[tuple[float, int]] = []
     if model.ttl_s is not None:
         steps.append((idle_at + model.ttl_s, 0))
     if model.sleep_after_s is not None and entry.state is State.READY and (level := fall_level(stage, entry)):
         steps.append((idle_at + model.sleep_after_s, level))
     due = [step for step in steps if step[0] <= stage.now + 1e-9]
+    early_s = early_after_s(stage, entry) if entry.state is State.READY else None
     if due:
         _go_down(stage, entry, 0 if any(level == 0 for _, level in due) else due[0][1])
-    elif steps:
-        stage.wake_at(min(steps)[0], entry)
+    elif early_s is not None and idle_at + early_s <= stage.now + 1e-9 and _may_rehearse(stage, entry):
+        depart(stage, entry.instance.devices, entry, 1)
+        entry.instance.rehearsing = True
+        send_off(stage, entry, 1, "its first sleep, made while nobody waits for it")
+    else:
+        if early_s is not None:
+            steps.append((max(idle_at, stage.now) + early_s if idle_at + early_s <= stage.now + 1e-9 else idle_at + early_s, 1))
+        if steps:
+            stage.wake_at(min(steps)[0], entry)
+
+
+def early_after_s(stage: Stage, entry: Entry) -> float | None:
+    """Idle seconds after which its first level-1 sleep is rehearsed: that one is slow, and measures what a sleeper costs.
+
+    None when there is nothing to rehearse: it has slept before, cannot, or everybody on its devices fits beside it.
+    """
+    policy = stage.policy
+    if policy.early_sleep_s is None or entry.pinned or 1 in entry.costs.sleep_s or not any(tier.level == 1 for tier in entry.tiers):
+        return None
+    return policy.early_sleep_s if any(_is_crowded(stage, device) for device in entry.instance.devices) else None
+
+
+def _is_crowded(stage: Stage, device: str) -> bool:
+    needs = [entry.need_mib for entry in stage.entries.values() if device in entry.model.devices]
+    return None in needs or sum(need or 0 for need in needs) > stage.book.pools[device].most_mib
+
+
+def _may_rehearse(stage: Stage, entry: Entry) -> bool:
+    """Nobody waits, nothing moves, and host RAM holds a second copy as well."""
+    tier, ram = entry.tier(1), stage.book.pools.get("ram")
+    if tier is None or stage.waiting or entry.instance.in_flight or not all(map(stage.lane_open, entry.instance.devices)):
+        return False
+    return ram is None or ram.takes(2 * entry.costs.copy(tier), stage.policy.ram_floor_mib)
 
 
 def _go_down(stage: Stage, entry: Entry, level: int) -> None:

@@ -38,7 +38,7 @@ def is_idle(entry: Entry) -> bool:
 def fall_level(stage: Stage, entry: Entry) -> int:
     """The sleep level a victim falls to: the cheapest wake that host RAM has room for; 0 = it stops."""
     held = stage.book.of(entry.id)
-    for tier in sorted(entry.model.sleep, key=entry.costs.waking):
+    for tier in sorted(entry.tiers, key=entry.costs.waking):
         residue = entry.costs.residue(tier)
         if host_takes(stage, entry, tier) and any(held.get(device, 0) > residue for device in entry.instance.devices):
             return tier.level
@@ -48,7 +48,8 @@ def fall_level(stage: Stage, entry: Entry) -> int:
 def host_takes(stage: Stage, entry: Entry, tier: SleepTier) -> bool:
     """Whether host RAM has room for what `entry` would hold there while it sleeps."""
     ram = stage.book.pools.get("ram")
-    return tier.host_mib == 0 or ram is None or ram.free_mib + stage.book.of(entry.id).get("ram", 0) >= tier.host_mib
+    grows = entry.costs.copy(tier) - stage.book.of(entry.id).get("ram", 0)
+    return ram is None or grows <= 0 or ram.takes(grows, stage.policy.ram_floor_mib)
 
 
 def freed_by(stage: Stage, entry: Entry, level: int) -> dict[str, int]:
@@ -151,7 +152,7 @@ def _item(stage: Stage, entry: Entry) -> Item:
     """What a resident's leaving is worth and frees; remembered for the decision at hand."""
     found = stage.items.get(entry.id)
     if found is None:
-        level = fall_level(stage, entry) if entry.model.sleep else 0
+        level = fall_level(stage, entry) if entry.tiers else 0
         frees = freed_by(stage, entry, level) if level else stage.book.of(entry.id)
         found = stage.items[entry.id] = Item(entry, worth_of(stage, entry, level, frees), frees, level)
     assert isinstance(found, Item)
@@ -215,7 +216,7 @@ def _is_hard(stage: Stage, entry: Entry, short: Mapping[str, int], forced: Seque
             other = stage.entries[name]
             if other is entry or name in gone or other.pinned or other.unkillable or other.state is State.ASLEEP:
                 continue
-            level = fall_level(stage, other) if other.model.sleep else 0
+            level = fall_level(stage, other) if other.tiers else 0
             gain += freed_by(stage, other, level).get(device, 0)
             if gain >= missing:
                 break
@@ -234,17 +235,20 @@ def _fit_host(stage: Stage, items: Sequence[Item]) -> dict[str, int]:
     ram = stage.book.pools.get("ram")
     if ram is None:
         return levels
-    left = ram.free_mib
+    taken = 0
     for item in sorted(items, key=lambda item: -item.worth):
         tier = item.entry.tier(item.level)
-        if tier is None or tier.host_mib == 0:
+        if tier is None or item.entry.costs.copy(tier) == 0:
             continue
-        grows = max(0, tier.host_mib - stage.book.of(item.entry.id).get("ram", 0))
-        if grows <= left:
-            left -= grows
+        held = stage.book.of(item.entry.id).get("ram", 0)
+        for other in (tier, *(other for other in item.entry.tiers if other.level != item.level)):
+            grows = max(0, item.entry.costs.copy(other) - held)
+            if not grows or ram.takes(taken + grows, stage.policy.ram_floor_mib):
+                taken += grows
+                levels[item.entry.id] = other.level
+                break
         else:
-            cheaper = [other.level for other in item.entry.model.sleep if other.host_mib <= left and other.level != item.level]
-            levels[item.entry.id] = cheaper[0] if cheaper else 0
+            levels[item.entry.id] = 0
     return levels
 
 

@@ -24,6 +24,7 @@ LAWFUL: dict[State, dict[State, str]] = {
         State.DRAINING: "somebody else is owed its room",
         State.GOING_TO_SLEEP: "room needed, or idle",
         State.STOPPING: "room needed, or idle",
+        State.ASLEEP: "it fell asleep by itself",
         State.STOPPED: "it died",
         State.FAILED: "it died again",
     },
@@ -36,7 +37,7 @@ LAWFUL: dict[State, dict[State, str]] = {
     },
     State.GOING_TO_SLEEP: {
         State.ASLEEP: "asleep",
-        State.STOPPING: "sleep failed, or an operator said so",
+        State.STOPPING: "an operator said so",
         State.STOPPED: "it died",
         State.FAILED: "it died again",
     },
@@ -87,6 +88,8 @@ class Instance:
     start: str = "cold"  # what the requests waiting for this start waited for: cold | wake
     suspect: bool = False  # a request was lost; no admissions until the host has looked
     beside: bool = False  # its start ran beside another one
+    unfit: tuple[int, ...] = ()  # sleep levels this one must not use
+    rehearsing: bool = False  # its first sleep, made early: it is woken again at once
 
     @property
     def busy(self) -> bool:

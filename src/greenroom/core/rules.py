@@ -70,7 +70,7 @@ def survey(stage: Stage) -> Outlook:
                     idle += mib
                     gate += mib
                     continue
-                spent_at = instance.ready_at + quantum * (least_loss_s(other) if other.model.sleep else loss)
+                spent_at = instance.ready_at + quantum * (least_loss_s(other) if other.tiers else loss)
                 if spent_at <= now:
                     gate += mib
                 elif spent_at < look.spent_at:
@@ -87,7 +87,7 @@ def survey(stage: Stage) -> Outlook:
 
 
 def least_loss_s(entry: Entry) -> float:
-    return min(loss_s(entry, level) for level in (0, *(tier.level for tier in entry.model.sleep)))
+    return min(loss_s(entry, level) for level in (0, *(tier.level for tier in entry.tiers)))
 
 
 def decide(stage: Stage, only: Entry | None = None) -> bool:
@@ -510,18 +510,19 @@ def relieve(stage: Stage, device: str) -> bool:
     over = -pool.free_mib
     if over <= 0 or not stage.lane_open(device):
         return False
-    items = []
+    items: list[Item] = []
+    sleepers: list[Item] = []
     for name in pool.holders:
         other = stage.entries[name]
         if other.state is State.READY and is_idle(other) and not other.instance.in_flight and not other.pinned:
             if all(map(stage.lane_open, other.instance.devices)):
-                level = fall_level(stage, other) if other.model.sleep else 0
+                level = fall_level(stage, other) if other.tiers else 0
                 frees = freed_by(stage, other, level)
                 items.append(Item(other, worth_of(stage, other, level, frees), frees, level))
-        elif other.state is State.ASLEEP and not other.pinned and not other.queue:
-            frees = dict(stage.book.of(name))
-            items.append(Item(other, 1e6 + worth_of(stage, other, 0, frees), frees, 0))  # only when no ready model can go
-    chosen = cover({device: over}, items, stage.policy.exact_victims_max)
+        elif other.state is State.ASLEEP and not other.pinned and not other.queue and all(map(stage.lane_open, other.instance.devices)):
+            sleepers.append(_sleeper_item(stage, other, device))
+    # Where even all together are too little, the sleepers' copies go all the same: they are what nobody uses now.
+    chosen = cover({device: over}, [*items, *sleepers], stage.policy.exact_victims_max) or sleepers
     if not chosen:
         return False
     why = f"{device} is over its budget by {gib(over)}" + (f", used by {pool.holder}" if pool.outside_mib and pool.holder else "")
@@ -529,6 +530,16 @@ def relieve(stage: Stage, device: str) -> bool:
         depart(stage, item.entry.instance.devices, item.entry, item.level)
         send_off(stage, item.entry, item.level, why, evicted=True)
     return True
+
+
+def _sleeper_item(stage: Stage, entry: Entry, device: str) -> Item:
+    """A sleeper under pressure can only be stopped.  On host RAM its copy is what presses, so it goes by what its loss costs;
+    on another device its residue is little, so it goes when no ready model can."""
+    frees = dict(stage.book.of(entry.id))
+    if stage.book.pools[device].device.kind != "ram":
+        return Item(entry, 1e6 + worth_of(stage, entry, 0, frees), frees, 0)
+    lost_s = max(0.01, entry.costs.up(entry.model) - entry.up_cost())
+    return Item(entry, entry.costs.frequency(stage.now, stage.policy) * lost_s / max(1, frees.get(device, 0)), frees, 0)
 
 
 # ------------------------------------------------------------------ estimates

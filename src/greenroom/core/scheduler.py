@@ -31,13 +31,14 @@ from .facts import (
     Setup,
     SetupChanged,
     ShutdownAsked,
+    SleepTier,
     State,
     Ticked,
     Verify,
 )
-from .failures import ended, recover
+from .failures import ended, raise_need, recover
 from .moves import advance, became_ready, dispatch, fell_asleep, learn_down, note_measured, send_off, span
-from .orders import admit_model, asked, ladder, pursue, reload
+from .orders import admit_model, asked, early_after_s, ladder, pursue, reload
 from .placement import is_idle
 from .queue import BATCH_WEIGHT, Waiting
 from .residency import FALLING, HOME, RISING, SERVING
@@ -264,8 +265,11 @@ class Scheduler:
             return  # nothing to look at, or it is looked at anyway
         if model.ttl_s is not None:
             stage.wake_at(stage.now + model.ttl_s, entry)
-        if model.sleep_after_s is not None and model.sleep:
-            stage.wake_at(stage.now + model.sleep_after_s, entry)
+        if entry.tiers:
+            if model.sleep_after_s is not None:
+                stage.wake_at(stage.now + model.sleep_after_s, entry)
+            if (early_s := early_after_s(stage, entry)) is not None:
+                stage.wake_at(stage.now + early_s, entry)
 
     def _cancelled(self, event: RequestCancelled) -> bool:
         stage = self._stage
@@ -348,17 +352,32 @@ class Scheduler:
             if entry.state is State.STOPPING:
                 return False  # it got ready just as it was stopped: STOPPED follows
             became_ready(stage, entry, event)
-        elif event.state is State.ASLEEP and entry.state in (State.GOING_TO_SLEEP, State.WAKING):
-            move = stage.move_of(entry)
-            woken_in_vain = entry.state is State.WAKING
-            fell_asleep(stage, entry, event)
-            if woken_in_vain and entry.failures > 1:
-                send_off(stage, entry, 0, "it could not be woken twice in a row")  # in its move's lane; a cold start follows
-            elif move is not None and move.target is entry:
-                stage.release_lanes(move)
-            if entry.queue:
-                stage.waiting.add(entry)
+        elif event.state is State.ASLEEP and (entry.state in (State.GOING_TO_SLEEP, State.WAKING) or self._may_doze(entry)):
+            self._asleep(entry, event)
         return True
+
+    def _may_doze(self, entry: Entry) -> bool:
+        """Whether word that it fell asleep by itself is still true: whoever was admitted meanwhile has woken it."""
+        if entry.state is not State.READY or entry.model.doze is None or entry.pinned:  # the room of a pinned one stays its own
+            return False
+        return not (entry.instance.in_flight or entry.queue or entry.order or entry.retire) and self._stage.move_of(entry) is None
+
+    def _asleep(self, entry: Entry, event: InstanceReported) -> None:
+        stage, move = self._stage, self._stage.move_of(entry)
+        woken_in_vain = entry.state is State.WAKING
+        fell_asleep(stage, entry, event)
+        for sample in event.samples:
+            self._measured(sample)
+        if woken_in_vain:
+            if entry.wake_ooms > 1:
+                send_off(stage, entry, 0, "there was no room to wake it twice in a row")  # in its move's lane; a cold start follows
+            else:
+                if move is not None and move.target is entry:
+                    stage.release_lanes(move)
+                if stage.book.fits(stage.required(entry, entry.instance.devices), entry.id):
+                    raise_need(stage, entry, event)  # nobody else has the room: it needs more than is booked for it
+        if entry.queue:
+            stage.waiting.add(entry)
 
     def _measured(self, event: MemoryMeasured) -> bool:
         stage = self._stage
@@ -366,6 +385,7 @@ class Scheduler:
         if pool is None:
             return False
         pool.used_mib, pool.holder = event.used_mib, event.holder
+        pool.available_mib, pool.booked_then_mib = event.available_mib, pool.booked_mib
         own = 0
         for name, mib in event.own_mib.items():
             entry = stage.entries.get(name)
@@ -373,6 +393,8 @@ class Scheduler:
                 own += mib
                 continue
             booked = pool.holders.get(name, 0)
+            if entry.state is State.ASLEEP and event.device in entry.instance.devices and mib != booked:
+                self._residue(entry, event.device, mib)
             if entry.state in FALLING:
                 own += max(mib, booked)  # it may already be gone from the process and still be held by the driver
             elif event.device in entry.instance.devices:
@@ -389,6 +411,13 @@ class Scheduler:
         pool.outside_mib = max(pool.outside_mib, outside) if falling else outside
         pool.high_samples = pool.high_samples + 1 if pool.free_mib < 0 else 0
         return bool(stage.waiting or stage.moves or stage.ordered or pool.high_samples)
+
+    def _residue(self, entry: Entry, device: str, mib: int) -> None:
+        """A sleeper is booked as what it is seen to hold."""
+        held = dict(self._stage.book.of(entry.id))
+        held[device] = mib
+        self._stage.book.set(entry.id, held)
+        self._stage.touched.add(entry.id)
 
     # ------------------------------------------------------------------ operators, time, configuration
 
@@ -523,6 +552,13 @@ class Scheduler:
         need = entry.need_mib if entry.need_source == "measured" else None
         return need, entry.costs.up_s, entry.costs.down_s
 
+    def learned_tiers(self, model: str) -> tuple[SleepTier, ...]:
+        """The sleep levels of a model that have been used, with what they were measured to cost."""
+        entry = self._stage.entries.get(model)
+        if entry is None or entry.retire:
+            return ()
+        return tuple(tier for tier in tiers_learned(entry) if tier.level in entry.costs.sleep_s)
+
     def model(self, name: str) -> Model | None:
         entry = self._stage.entries.get(name)
         return entry.model if entry is not None else None
@@ -589,10 +625,21 @@ class Scheduler:
             entry.need_mib,
             entry.need_source,
             entry.costs.up(entry.model),
+            entry.sleeps,
+            entry.wake_failures,
+            tuple(tier.level for tier in entry.tiers),
+            entry.sleep_off or entry.model.no_sleep,
+            tiers_learned(entry),
             entry.last_error,
             blocked_by(stage, entry),
             instances,
         )
+
+
+def tiers_learned(entry: Entry) -> tuple[SleepTier, ...]:
+    costs = entry.costs
+    tiers = (*entry.model.sleep, *((entry.model.doze,) if entry.model.doze is not None else ()))
+    return tuple(SleepTier(tier.level, costs.residue(tier), costs.copy(tier), costs.sleeping(tier), costs.waking(tier)) for tier in tiers)
 
 
 def _times(count: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .facts import State
+from .facts import SleepTier, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,11 @@ class ModelView:
     need_mib: int | None
     need_source: str
     up_s: float  # learned cost of a cold start
+    sleeps: int
+    wake_failures: int
+    sleep_levels: tuple[int, ...]  # it may be sent to now
+    sleep_off: str  # why it does not sleep, though it may be wanted to; "" = it does, or nobody wants it to
+    sleep_costs: tuple[SleepTier, ...]  # every level of its engine, with what was learned of it
     last_error: str
     blocked: str  # why a start cannot succeed as things are; "" = it can
     instances: tuple[InstanceView, ...]
