@@ -62,6 +62,8 @@ class Estimate:
     host_mib: int = 0
     source: str = "unknown"  # flags | estimated | unknown
     detail: str = ""  # for `check` and `why`: "weights 4,096 + KV 512 + overhead 300 MiB"
+    weights_mib: int | None = None  # all weights together, where files on this host tell
+    in_ram: bool = False  # its device is the host's RAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,9 @@ class SleepRecipe:
     wake: tuple[Call, ...]
     check: AsleepCheck | None = None
     verify: bool = False  # compare the canary after this wake
-    repeatable: bool = True  # a wake that ran out of memory may be called again; False: the engine would die of it
+    # A wake that ran out of memory may be called again, and the canary is compared then whatever `verify` says.
+    repeatable: bool = True  # False: the engine would die of it, or be wrong unseen
+    unfit: str = ""  # why this version of the engine must not use this level; then there are no calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,12 @@ class Engine(Protocol):
 
     def no_sleep(self) -> str:
         """A clause that tells why it cannot sleep as configured ("--enable-sleep-mode is not given"); "" when it can."""
+
+    def sleep_notes(self) -> tuple[str, ...]:
+        """Sentences for `check`: what it could do and does not, or what may go wrong."""
+
+    def control_headers(self) -> tuple[tuple[str, str], ...]:
+        """The key that its sleep routes want, where it is another than the one for requests."""
 
     def version_call(self) -> Call | None:
         """Asked once after its start; the answer's `version` chooses the recipe.  None: the recipe does not depend on it."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from greenroom.config.model import ContainerConfig, ModelConfig
-from greenroom.engines.base import Costs, DeviceRef, Ending, Estimate, Launch, Readiness
+from greenroom.engines.base import AsleepCheck, Call, Canary, Costs, DeviceRef, Ending, Estimate, Launch, Readiness, SleepRecipe
 from greenroom.engines.devices import PIN_VARIABLES
 from greenroom.engines.discovery import IMAGE_PROGRAM, PROGRAM
 
@@ -168,3 +168,24 @@ class Containerized:
 
     def files(self) -> tuple[Path, ...]:
         return self.inner.files()
+
+    def no_sleep(self) -> str:
+        return self.inner.no_sleep()
+
+    def sleep_notes(self) -> tuple[str, ...]:
+        return self.inner.sleep_notes()
+
+    def control_headers(self) -> tuple[tuple[str, str], ...]:
+        return self.inner.control_headers()
+
+    def version_call(self) -> Call | None:
+        return self.inner.version_call()
+
+    def sleep_recipe(self, level: int, version: tuple[int, ...]) -> SleepRecipe:
+        return self.inner.sleep_recipe(level, version)
+
+    def canaries(self) -> tuple[Canary, ...]:
+        return self.inner.canaries()
+
+    def dozes(self) -> AsleepCheck | None:
+        return self.inner.dozes()

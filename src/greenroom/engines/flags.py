@@ -45,6 +45,11 @@ class Flags:
             return True
         return bool(env) and env in self.env and self.env[env].strip().lower() not in OFF | {""}
 
+    def last(self, on: str, off: str) -> bool | None:
+        """Which of a pair of switches has the last word; None when neither is given."""
+        given = [name for item in self.argv if (name := self._same(item.partition("=")[0])) in (on, off)]
+        return given[-1] == on if given else None
+
     def integer(self, *names: str, env: str = "") -> int | None:
         """Like value(), as a whole number (`2048`, `1k`); None when it is not one."""
         text = self.value(*names, env=env)

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from greenroom.config import secrets
-from greenroom.config.model import ModelConfig
+from greenroom.config.model import CallConfig, ModelConfig, SleepConfig
+from greenroom.core.facts import SleepTier
 from greenroom.engines import devices as pinning
 from greenroom.engines import gguf, oom
-from greenroom.engines.base import Costs, DeviceRef, Ending, Estimate, Launch, Readiness
+from greenroom.engines.base import (
+    AsleepCheck,
+    Call,
+    Canary,
+    Costs,
+    DeviceRef,
+    Ending,
+    Estimate,
+    Launch,
+    Readiness,
+    SleepRecipe,
+)
 from greenroom.engines.flags import ASSIGNMENT, PYTHON, Flags, Unwrapped, basename, unwrap
 
 PORT_MACRO = "${PORT}"
@@ -23,6 +36,10 @@ PARALLEL_DEFAULT = 8
 SECRET_CHARS_MIN = 4  # shorter values would mask half of every log line
 KEY_FILE_BYTES_MAX = 64 * 1024
 OWN_NAME = "greenroom"
+HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?$")
+CANARY_TEXT = "1 2 3 4 5 6 7 8 9"
+CANARY_DOCUMENTS = ("10 11 12", "a quiet room")
+CANARY_TOKENS = 4
 
 
 class Generic:
@@ -38,6 +55,7 @@ class Generic:
     ready_lines: ClassVar[re.Pattern[str]] = re.compile(r"listening on|Uvicorn running on|Application startup complete", re.IGNORECASE)
 
     term_again_s: ClassVar[float | None] = None  # see Launch
+    canary_extras: ClassVar[Mapping[str, Any]] = {}  # more parameters of a greedy completion
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -141,10 +159,16 @@ class Generic:
     # --------------------------------------------------------------------------------------------------------- numbers
 
     def estimate(self, devices: Sequence[DeviceRef]) -> Estimate:
-        return Estimate(None, detail="the memory need of this program is not known before it was measured")
+        detail = "the memory need of this program is not known before it was measured"
+        return Estimate(None, detail=detail, in_ram=in_ram(devices))
 
     def costs(self, estimate: Estimate) -> Costs:
-        return Costs(up_s=2.0, down_s=0.2)
+        up_s, down_s = self.times()
+        return Costs(up_s, down_s, self._tiers(estimate), self.doze(estimate))
+
+    def times(self) -> tuple[float, float]:
+        """Seconds of a cold start and of a stop, until measured."""
+        return 2.0, 0.2
 
     def parallel(self) -> int:
         return self.config.parallel or self.default_parallel()
@@ -163,10 +187,169 @@ class Generic:
         """What the command says it serves: a folder, or a name on a hub; None = it does not say."""
         return None
 
+    def hub_folder(self) -> str | None:
+        """Where the command says that models of a hub are kept."""
+        return None
+
+    def hub_revision(self) -> str | None:
+        return None
+
+    def weights_mib(self) -> int:
+        """MiB of all its weights: in a local folder, or in the cache of a hub; 0 = not on this host."""
+        path = self.model_path()
+        return weights_folder_mib(path if path is not None else self._hub_snapshot())
+
+    def _hub_snapshot(self) -> Path | None:
+        """The folder in the hub's cache where a model of this name lies already."""
+        name = self.model_name()
+        if self.model_path() is not None or not name or not HUB_NAME.match(name):
+            return None
+        hub = self._hub_cache()
+        if hub is None:
+            return None
+        revision = self.hub_revision() or "main"
+        model = hub / f"models--{name.replace('/', '--')}"
+        try:
+            commit = (model / "refs" / revision).read_text(encoding="utf-8", errors="replace")[:64].strip()
+        except OSError:
+            commit = revision
+        return model / "snapshots" / commit
+
+    def _hub_cache(self) -> Path | None:
+        folder = self.hub_folder()
+        if folder is not None:
+            return self.host_path(folder)
+        outside = os.environ if self.config.container is None else {}
+        for variable, below in (
+            ("HF_HUB_CACHE", ""),
+            ("HUGGINGFACE_HUB_CACHE", ""),
+            ("HF_HOME", "hub"),
+            ("XDG_CACHE_HOME", "huggingface/hub"),
+        ):
+            value = self.given(variable) or outside.get(variable)
+            if value:
+                return self.host_path(os.path.join(value, below))
+        return self.host_path("~/.cache/huggingface/hub" if self.config.container is None else "/root/.cache/huggingface/hub")
+
     def model_path(self) -> Path | None:
         """The local folder it serves; None for a name on a hub."""
         name = self.model_name()
         return self.host_path(name) if name and name.startswith(("/", "./", "../", "~")) else None
+
+    # ----------------------------------------------------------------------------------------------------------- sleep
+
+    def no_sleep(self) -> str:
+        if self.config.sleep == "off" or self.config.sleep_calls is not None:
+            return ""
+        return self.own_no_sleep()
+
+    def own_no_sleep(self) -> str:
+        """The dialect's reason, when it has no level that the config allows."""
+        return "greenroom knows no sleep routes of this engine; declare its `sleep` and `wake` calls"
+
+    def sleep_notes(self) -> tuple[str, ...]:
+        return ()
+
+    def own_tiers(self, estimate: Estimate) -> tuple[SleepTier, ...]:
+        """The levels this dialect can do as configured."""
+        return ()
+
+    def doze(self, estimate: Estimate) -> SleepTier | None:
+        return None
+
+    def _tiers(self, estimate: Estimate) -> tuple[SleepTier, ...]:
+        if self.config.sleep == "off":
+            return ()
+        declared = self.config.sleep_calls
+        tiers = self.own_tiers(estimate) if declared is None else (self._declared_tier(declared, estimate),)
+        return tuple(tier for tier in tiers if self.allows(tier.level))
+
+    def allows(self, level: int) -> bool:
+        """Whether the config lets it sleep at this level."""
+        return self.config.sleep in ("auto", str(level))
+
+    def _declared_tier(self, declared: SleepConfig, estimate: Estimate) -> SleepTier:
+        host_mib = declared.host_mib
+        if host_mib is None:
+            # On host RAM the residue says it all; elsewhere a copy is as large as what it books.
+            host_mib = 0 if estimate.in_ram else self.config.memory_mib or estimate.device_mib or 0
+        return SleepTier(declared.level, declared.residue_mib, host_mib, declared.sleep_s, declared.wake_s)
+
+    def control_headers(self) -> tuple[tuple[str, str], ...]:
+        return self.probe_headers()
+
+    def version_call(self) -> Call | None:
+        return None
+
+    def sleep_recipe(self, level: int, version: tuple[int, ...]) -> SleepRecipe:
+        """Paths are bare, as in a readiness check: the prefix of `proxy` is put before them by who calls."""
+        declared = self.config.sleep_calls
+        if declared is None:
+            return self.own_recipe(level, version)
+        asked = declared.asleep
+        check = None if asked is None else AsleepCheck(asked.path, asked.field, asked.value)
+        return SleepRecipe(level, _calls(declared.sleep), _calls(declared.wake), check, self.verifies(level))
+
+    def own_recipe(self, level: int, version: tuple[int, ...]) -> SleepRecipe:
+        return SleepRecipe(level, (), (), unfit=self.own_no_sleep())
+
+    def verifies(self, level: int) -> bool:
+        """Whether the canary is compared after each wake from this level."""
+        return self.config.canary == "always" or (self.config.canary == "auto" and level == 2)
+
+    def canaries(self) -> tuple[Canary, ...]:
+        return () if self.config.canary == "off" else self.own_canaries()
+
+    def own_canaries(self) -> tuple[Canary, ...]:
+        """Text that hardly any model continues in two ways, a vector, scores: one of them is what it was made for."""
+        name = self.request_name()
+        greedy: dict[str, Any] = {"model": name, "max_tokens": CANARY_TOKENS, "temperature": 0, "seed": 0, **self.canary_extras}
+        question = {"role": "user", "content": CANARY_TEXT}
+        return (
+            canary("/v1/completions", {**greedy, "prompt": CANARY_TEXT}, "choices.0.text"),
+            canary("/v1/chat/completions", {**greedy, "messages": [question]}, "choices.0.message.content"),
+            canary("/v1/embeddings", {"model": name, "input": CANARY_TEXT}, "data.0.embedding"),
+            canary("/score", {"model": name, "text_1": CANARY_TEXT, "text_2": list(CANARY_DOCUMENTS)}, "data.*.score"),
+            canary("/v1/rerank", {"model": name, "query": CANARY_TEXT, "documents": list(CANARY_DOCUMENTS)}, "results.*.relevance_score"),
+        )
+
+    def request_name(self) -> str:
+        """What a request sent straight to it must call its model."""
+        return self.config.use_model_name or self.served_name() or self.config.id
+
+    def served_name(self) -> str | None:
+        """The name it answers to, where the command says so."""
+        return None
+
+    def dozes(self) -> AsleepCheck | None:
+        return None
+
+    # --------------------------------------------------------------------------------------------------------- exposure
+
+    def given(self, variable: str) -> str | None:
+        """An environment variable as the operator hands it to the engine, or into its container; None = not at all."""
+        if variable in self.env:
+            return self.env[variable]
+        words = self.config.argv if self.command.client else self.config.container.args if self.config.container is not None else ()
+        found = None
+        for option, word in zip(("", *words), words, strict=False):
+            name, equals, value = word.removeprefix("--env=").partition("=")
+            if name == variable and equals and (option in ("-e", "--env") or word.startswith("--env=")):
+                found = value
+        return found
+
+    def open_to_network(self) -> str:
+        """The words that let others than this machine reach it; "" when it listens on a loopback address only."""
+        if self.config.container is not None:
+            return _published(self.config.container.args)
+        if self.command.client:
+            return "its container command says what is published"
+        host = self.flags.value(*self.host_flags)
+        if host is None and self.public_by_default and self.command.shell:
+            return f"no {self.host_flags[0]} in its script"
+        if host is None:
+            host = _host(urlsplit(_fill(self.config.proxy, 1)).hostname) if self.public_by_default else "127.0.0.1"
+        return "" if _is_loopback(host) else f"{self.host_flags[0]} {host}"
 
     # ---------------------------------------------------------------------------------------------------------- faults
 
@@ -233,6 +416,24 @@ def _host(name: str | None) -> str:
     return "127.0.0.1" if name in (None, "", "localhost") else str(name)
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _published(words: Sequence[str]) -> str:
+    """Container arguments that reach further than the loopback address greenroom publishes on."""
+    for word, following in zip(words, (*words[1:], ""), strict=True):
+        name, equals, value = word.partition("=")
+        if name in ("--network", "--net") and (value if equals else following) == "host":
+            return f"{name} host"
+        if name in ("-p", "--publish", "-P", "--publish-all"):
+            return name
+    return ""
+
+
 def _first_key(path: Path | None) -> str:
     if path is None:
         return ""
@@ -251,6 +452,23 @@ def _mounted(path: Path, volumes: Sequence[str]) -> Path | None:
         if source.startswith(("/", "~", ".")) and path.is_relative_to(target):
             return Path(source).expanduser() / path.relative_to(target)
     return None
+
+
+def _calls(declared: Sequence[CallConfig]) -> tuple[Call, ...]:
+    return tuple(Call(call.path, call.method, b"" if call.body is None else json_body(call.body)) for call in declared)
+
+
+def json_body(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def canary(path: str, body: Mapping[str, Any], pick: str) -> Canary:
+    return Canary(path, json_body(body), pick)
+
+
+def in_ram(devices: Sequence[DeviceRef]) -> bool:
+    """Whether its device is host RAM."""
+    return bool(devices) and all(device.kind == "ram" for device in devices)
 
 
 def weights_folder_mib(path: Path | None) -> int:

@@ -11,7 +11,7 @@ from typing import ClassVar
 from greenroom.engines import devices as pinning
 from greenroom.engines import gguf
 from greenroom.engines import llama_memory as memory
-from greenroom.engines.base import Costs, DeviceRef, Estimate, Readiness
+from greenroom.engines.base import DeviceRef, Estimate, Readiness
 from greenroom.engines.discovery import PROGRAM, Found, find_llama_server
 from greenroom.engines.flags import OFF, basename
 from greenroom.engines.generic import Generic
@@ -187,12 +187,12 @@ class LlamaServer(Generic):
         ]
         return [path for text in singles if (path := self.host_path(text)) is not None]
 
-    def costs(self, estimate: Estimate) -> Costs:
+    def times(self) -> tuple[float, float]:
         """Weights at 1 GiB/s and up to a second of set-up; small files start in a few tenths of a second."""
         files = self._headers
         weights_mib = sum(part.file_bytes for part in (*files.model, *files.draft)) / (1 << 20) if files else DISK_MIB_PER_S
         load_s = weights_mib / DISK_MIB_PER_S
-        return Costs(up_s=UP_FLOOR_S + load_s + min(0.7, load_s), down_s=0.2)
+        return UP_FLOOR_S + load_s + min(0.7, load_s), 0.2
 
     def files(self) -> tuple[Path, ...]:
         named = [self.flags.value(*MODEL, env="LLAMA_ARG_MODEL"), self.flags.value(*DRAFT, env="LLAMA_ARG_SPEC_DRAFT_MODEL")]

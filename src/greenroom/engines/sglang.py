@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from greenroom.engines.base import Costs, DeviceRef, Estimate
+from greenroom.engines.base import DeviceRef, Estimate
 from greenroom.engines.generic import Generic
 from greenroom.engines.vllm import product
 
@@ -52,8 +52,8 @@ class Sglang(Generic):
     def lone_start(self) -> bool:
         return True
 
-    def costs(self, estimate: Estimate) -> Costs:
-        return Costs(up_s=60.0, down_s=3.0)
+    def times(self) -> tuple[float, float]:
+        return 60.0, 3.0
 
     def model_name(self) -> str | None:
         return self.flags.value("--model-path", "--model")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from greenroom.engines.base import Costs, DeviceRef, Estimate
+from greenroom.engines.base import DeviceRef, Estimate
 from greenroom.engines.generic import Generic, weights_folder_mib
 
 CONCURRENT_DEFAULT = 512
@@ -33,8 +33,8 @@ class Tei(Generic):
     def default_parallel(self) -> int:
         return self.flags.integer("--max-concurrent-requests", env="MAX_CONCURRENT_REQUESTS") or CONCURRENT_DEFAULT
 
-    def costs(self, estimate: Estimate) -> Costs:
-        return Costs(up_s=5.0, down_s=0.5)
+    def times(self) -> tuple[float, float]:
+        return 5.0, 0.5
 
     def model_name(self) -> str | None:
         return self.flags.value("--model-id", env="MODEL_ID")
