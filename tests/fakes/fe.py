@@ -25,6 +25,7 @@ rerank=j           j (/v1/rerank: documents) | t (/rerank: texts) | n (501)
 ws=0               1: WebSocket echo on any upgrade
 sleep_s=0.05       s of POST /sleep                        wake_s=0.05    s of POST /wake_up
 residue=0          MiB still claimed asleep                wake_fail=0    1: /wake_up answers 500
+steer=             JSON file {knob: value} that wins over all of these; read again at every request
 fail=           *  exit_at_start:CODE | oom | exit_after:K | die_before_byte | die_mid:K | abort_mid:K | hang_after_headers |
                    hang | status:N
 log=               a line it prints at start               log_every=0    s between progress lines while it loads
@@ -42,13 +43,14 @@ import socket
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 DEFAULTS = {
     "model": "fe", "journal": "", "vram": "0", "claims": "", "budget": "0", "ballast": "0", "host": "127.0.0.1", "env": "",
     "listen_after": "0", "ready_after": "0", "health": "ok", "models": "", "models_early": "0", "warm_s": "0", "on_term": "exit",
     "workers": "0", "setsid": "0", "stream": "3x0.01", "dialect": "lf", "big": "0", "delay": "0", "prompt": "0", "body": "0",
     "parallel": "0", "needs": "", "rerank": "j", "ws": "0", "sleep_s": "0.05", "wake_s": "0.05", "residue": "0", "wake_fail": "0",
-    "fail": "", "log": "", "log_every": "0",
+    "steer": "", "fail": "", "log": "", "log_every": "0",
 }  # fmt: skip
 HEAD_BYTES_MAX = 256 * 1024
 WS_KEY = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -62,9 +64,14 @@ class Gone(Exception):
 class Fake:
     """One running fake engine."""
 
+    defaults = DEFAULTS
+    control = frozenset({"/sleep", "/wake_up"})  # POST routes that infer nothing
+
     def __init__(self, port, words):
         self.port = port
-        self.knobs = dict(DEFAULTS)
+        self.knobs = dict(self.defaults)
+        self.steered = 0  # which state of the steering file holds
+        self.holder = os.getpid()  # the process that claims
         by_start = []
         for word in words:
             key, _, value = word.partition("=")
@@ -79,6 +86,8 @@ class Fake:
             first, _, last = numbers.partition("-")
             if int(first) <= self.number <= int(last or first):
                 self.set(key, value)
+        self.unsteered = dict(self.knobs)
+        self.steer()
         self.lock = threading.Lock()
         self.ready = False
         self.asleep = 0
@@ -87,9 +96,23 @@ class Fake:
         self.at_once = 0
 
     def set(self, key, value):
-        if key not in DEFAULTS:
+        if key not in self.defaults:
             sys.exit(f"fe: there is no knob {key!r}")
         self.knobs[key] = value
+
+    def steer(self):
+        """Take the knobs of the steering file, when it changed."""
+        try:
+            changed_at = os.stat(self.knobs["steer"]).st_mtime_ns
+        except OSError:
+            return
+        if changed_at != self.steered:
+            with open(self.knobs["steer"]) as file:
+                wanted = json.load(file)
+            self.knobs = dict(self.unsteered)
+            for key, value in wanted.items():
+                self.set(key, str(value))
+            self.steered = changed_at
 
     def number_of(self, key):
         return float(self.knobs[key])
@@ -100,30 +123,36 @@ class Fake:
         line = {"at": time.monotonic(), "event": event, "model": self.knobs["model"], "pid": os.getpid(), "start": self.number, **facts}
         os.write(self.journal_fd, json.dumps(line).encode() + b"\n")
 
+    def told(self):
+        """The journal's lines about this model so far."""
+        text = b""
+        while part := os.pread(self.journal_fd, 1 << 20, len(text)):
+            text += part
+        lines = map(json.loads, text[: text.rfind(b"\n") + 1].splitlines())
+        return [line for line in lines if line["model"] == self.knobs["model"]]
+
     def count_start(self):
         """This start's number, from 1; said in the journal under a lock."""
         fcntl.flock(self.journal_fd, fcntl.LOCK_EX)
-        os.lseek(self.journal_fd, 0, os.SEEK_SET)
-        text = b""
-        while part := os.read(self.journal_fd, 1 << 20):
-            text += part
-        name = self.knobs["model"]
-        self.number = 1 + sum(line["event"] == "start" and line["model"] == name for line in map(json.loads, text.splitlines()))
+        self.number = 1 + sum(line["event"] == "start" for line in self.told())
         names = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", *filter(None, self.knobs["env"].split(",")))
         chosen = {name: os.environ[name] for name in names if name in os.environ}
         self.tell("start", argv=sys.argv, env=chosen, port=self.port)
         fcntl.flock(self.journal_fd, fcntl.LOCK_UN)
         return self.number
 
-    def claim(self, mib):
-        """Hold `mib` instead of what was held; the journal gets the sum of all living claims."""
+    def claim(self, mib, host=0, most=None):
+        """Hold `mib` instead of what was held, and `host` MiB of RAM; the journal gets the sums of all living claims.
+
+        False, and nothing changes, when the device would hold more than `most`.
+        """
         if not self.knobs["claims"]:
-            return
+            return True
         folder = self.knobs["claims"]
         os.makedirs(folder, exist_ok=True)
         with open(os.path.join(folder, "lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            total, twins = mib, []
+            total, total_host, twins = mib, host, []
             for name in os.listdir(folder):
                 if not name.endswith(".claim"):
                     continue
@@ -132,17 +161,22 @@ class Fake:
                         other = json.load(file)
                 except (OSError, ValueError):
                     continue
-                if other["pid"] == os.getpid() or not alive(other["pid"], other["born"]):
+                if other["pid"] == self.holder or not alive(other["pid"], other["born"]):
                     continue
                 total += other["mib"]
+                total_host += other.get("host", 0)
                 if other["model"] == self.knobs["model"]:
                     twins.append(other["pid"])
-            mine = {"pid": os.getpid(), "born": born(os.getpid()), "mib": mib, "model": self.knobs["model"]}
-            path = os.path.join(folder, f"{os.getpid()}.claim")
+            if most is not None and total > most:
+                return False
+            mine = {"pid": self.holder, "born": born(self.holder), "mib": mib, "host": host, "model": self.knobs["model"]}
+            path = os.path.join(folder, f"{self.holder}.claim")
             with open(path + ".new", "w") as file:
                 json.dump(mine, file)
             os.rename(path + ".new", path)
-            self.tell("claim", mib=mib, total_mib=total, budget_mib=int(self.number_of("budget")), twins=twins)
+            budget = int(self.number_of("budget"))
+            self.tell("claim", mib=mib, total_mib=total, budget_mib=budget, host_mib=host, total_host_mib=total_host, twins=twins)
+        return True
 
     def leave(self, code, why):
         self.tell("exit", code=code, why=why)
@@ -158,19 +192,26 @@ class Fake:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         if self.knobs["log"]:
             say(self.knobs["log"])
-        self.claim(int(self.number_of("vram")))
+        if not self.claim_at_start():
+            self.end_without_room()
         self.fork_helpers()
         self.ballast = bytearray(os.urandom(4096) * 256 * int(self.number_of("ballast")))
         kind, _, code = self.knobs["fail"].partition(":")
         if kind == "oom":
-            wanted = int(self.number_of("vram"))
-            say(f"ggml_backend_cuda_buffer_type_alloc_buffer: allocating {wanted}.00 MiB on device 0: cudaMalloc failed: out of memory")
-            say("main: error loading model")
-            self.leave(1, "oom")
+            self.end_without_room()
         if kind == "exit_at_start":
             say("fe: cannot start today")
             self.leave(int(code or 1), "told to at start")
         self.serve()
+
+    def claim_at_start(self):
+        return self.claim(int(self.number_of("vram")))
+
+    def end_without_room(self):
+        wanted = int(self.number_of("vram"))
+        say(f"ggml_backend_cuda_buffer_type_alloc_buffer: allocating {wanted}.00 MiB on device 0: cudaMalloc failed: out of memory")
+        say("main: error loading model")
+        self.leave(1, "oom")
 
     def fork_helpers(self):
         for _ in range(int(self.number_of("workers"))):
@@ -245,6 +286,7 @@ class Fake:
         first, *lines = head.split(b"\r\n")
         method, target, _ = first.decode("latin-1").split(" ", 2)
         headers = [tuple(part.strip() for part in line.decode("latin-1").split(":", 1)) for line in lines]
+        self.steer()
         fields = {name.lower(): value for name, value in headers}
         path = target.partition("?")[0]
         if path == "/health" and method in ("GET", "HEAD"):
@@ -256,7 +298,7 @@ class Fake:
             body = buffer.chunked()
         else:
             body = buffer.exactly(int(fields.get("content-length", "0")))
-        inference = method == "POST" and path not in ("/sleep", "/wake_up")
+        inference = method == "POST" and path not in self.control
         with self.lock:
             self.requests += 1
             number = self.requests
@@ -269,7 +311,8 @@ class Fake:
             if "upgrade" in fields and self.knobs["ws"] == "1":
                 outcome = self.websocket(client, buffer, fields)
                 return False
-            outcome = self.answer(client, method, path, framed, body, crowd)
+            asked = SimpleNamespace(number=number, method=method, target=target, path=path, framed=framed, body=body, crowd=crowd)
+            outcome = self.answer(client, asked)
             return outcome != "close"
         finally:
             with self.lock:
@@ -291,8 +334,8 @@ class Fake:
             return self.reply(client, 200, {"status": "ok"})
         return self.reply(client, 503, {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}})
 
-    def answer(self, client, method, path, framed, body, crowd):
-        knobs = self.knobs
+    def answer(self, client, asked):
+        knobs, method, path, framed = self.knobs, asked.method, asked.path, asked.framed
         if knobs["needs"] == "content-length" and method == "POST" and "content-length" not in framed:
             return self.reply(client, 411, {"error": {"message": "send a Content-Length"}})
         if knobs["needs"] == "one-framing" and method == "POST" and len(framed) != 1:
@@ -310,15 +353,20 @@ class Fake:
             return self.reply(client, 200, {"path": path}, head_only=method == "HEAD")
         if self.asleep:
             return self.reply(client, 500, {"error": {"message": "asleep"}})
-        if self.number_of("parallel") and crowd > self.number_of("parallel"):
-            return self.reply(client, 500, {"error": {"message": f"{crowd} requests at once"}})
+        if self.number_of("parallel") and asked.crowd > self.number_of("parallel"):
+            return self.reply(client, 500, {"error": {"message": f"{asked.crowd} requests at once"}})
+        wanted, knobs = self.read(asked.body)
+        return self.infer(client, path, wanted, knobs)
+
+    def read(self, body):
+        """What a JSON body wants, and the knobs for this request."""
         try:
             wanted = json.loads(body)
         except ValueError:
             wanted = {}
-        if isinstance(wanted, dict) and isinstance(wanted.get("fe"), dict):
-            knobs = {**knobs, **{key: str(value) for key, value in wanted["fe"].items()}}
-        return self.infer(client, path, wanted if isinstance(wanted, dict) else {}, knobs)
+        wanted = wanted if isinstance(wanted, dict) else {}
+        own = wanted["fe"] if isinstance(wanted.get("fe"), dict) else {}
+        return wanted, {**self.knobs, **{key: str(value) for key, value in own.items()}}
 
     def doze(self, client, path):
         down = path == "/sleep"
@@ -393,9 +441,9 @@ class Fake:
         scored = scored[: wanted.get("top_n") or len(scored)] if len(scored) <= (wanted.get("top_n") or 1 << 30) else scored
         return self.reply(client, 200, {"results": [{"index": index, "relevance_score": score} for index, score in scored]})
 
-    def reply(self, client, status, value, head_only=False, cut_half=False, die=False):
-        body = json.dumps(value).encode()
-        head = f"HTTP/1.1 {status} Told\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    def reply(self, client, status, value, head_only=False, cut_half=False, die=False, kind="application/json"):
+        body = value if isinstance(value, bytes) else json.dumps(value).encode()
+        head = f"HTTP/1.1 {status} Told\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         if cut_half:
             send(client, head + body[: len(body) // 2])
             if die:
@@ -558,4 +606,5 @@ def main():
     Fake(int(arguments[1]), knobs).run()
 
 
-main()
+if __name__ == "__main__":
+    main()
