@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 from greenroom.config import load
 from greenroom.config.errors import PROBLEMS_MAX, ConfigError, Problem
 from greenroom.config.load import load_config, load_config_text
-from greenroom.config.schema import ConfigFile, ContainerSection, DeviceSection, FiltersSection, GroupSection, ModelSection
+from greenroom.config.schema import (
+    AsleepSection,
+    CallSection,
+    ConfigFile,
+    ContainerSection,
+    DeviceSection,
+    FiltersSection,
+    GroupSection,
+    ModelSection,
+    SleepSection,
+)
 
 OK = "cmd: 'x ${PORT}'"
 MINIMAL = 'A minimal configuration is: models: {tiny: {cmd: "llama-server --model /models/tiny.gguf --port ${PORT}"}}'
@@ -88,6 +98,9 @@ TABLE: list[tuple[str, str, str]] = [
     ("unknown hook", f"hooks: {{on_start: {{}}}}\nmodels: {{a: {{{OK}}}}}\n", 'c:1: hooks.on_start: "on_start" is not a key greenroom knows here. Did you mean "on_startup"?'),
     ("unknown scheduling constant", f"scheduling: {{patience: 5}}\nmodels: {{a: {{{OK}}}}}\n", 'c:1: scheduling: "patience" is no scheduling constant. Did you mean "patience_s"?'),
     ("bad scheduling constant", f"scheduling: {{lanes: 1.5}}\nmodels: {{a: {{{OK}}}}}\n", "c:1: scheduling: lanes: 1.5 is not a whole number."),
+    ("bad scheduling duration", f"scheduling: {{patience_s: off}}\nmodels: {{a: {{{OK}}}}}\n", 'c:1: scheduling: patience_s: "off" is not a duration. Write 300, "300s" or "5m".'),
+    ("bad scheduling duration that can be off", f"scheduling: {{early_sleep_s: never}}\nmodels: {{a: {{{OK}}}}}\n", 'c:1: scheduling: early_sleep_s: "never" is not a duration. Write 300, "300s" or "5m". Write off to do without.'),
+    ("bad scheduling size", f"scheduling: {{ram_floor_mib: 2G}}\nmodels: {{a: {{{OK}}}}}\n", 'c:1: scheduling: ram_floor_mib: "2G" has no full unit. Write 2GiB (or 2GB for the decimal one).'),
     ("bad limit", f"limits: {{idle_s_max: soon}}\nmodels: {{a: {{{OK}}}}}\n", 'c:1: limits: idle_s_max: "soon" is not a duration. Write 300, "300s" or "5m".'),
     ("wrong duration", f"models:\n  qwen3:\n    {OK}\n    ttl: 5mins\n", 'c:4: models.qwen3.ttl: "5mins" is not a duration. Write 300, "300s" or "5m".'),
     ("ttl auto", f"models: {{a: {{{OK}, ttl: auto}}}}\n", 'c:1: models.a.ttl: "auto" is not supported yet. Write a duration such as 5m, or 0 for never.'),
@@ -130,6 +143,36 @@ TABLE: list[tuple[str, str, str]] = [
     ("unknown default model", f"default_model: b\nmodels: {{a: {{{OK}}}}}\n", 'c:1: default_model: "b" is not a model. Known here: a.'),
     ("bad pattern", f"upstream: {{ignorePaths: ['(x']}}\nmodels: {{a: {{{OK}}}}}\n", 'c:1: upstream.ignorePaths: "(x" is not a regular expression: missing ), unterminated subpattern. Write one such as \\.css$.'),
     ("warm-up without path", f"models: {{a: {{{OK}, warmup: {{body: {{}}}}}}}}\n", "c:1: models.a.warmup.path: is missing. Add it."),
+    ("unknown sleep level", f"models:\n  a:\n    {OK}\n    sleep: 3\n", "c:4: models.a.sleep: 3 is not one of the choices. Write off, 1, 2 or auto."),
+    ("sleep is a path", f"models: {{a: {{{OK}, sleep: /sleep, wake: {{path: /w}}}}}}\n", 'c:1: models.a.sleep: "/sleep" is not one of the choices. Did you mean {path: /sleep}?'),
+    ("sleep is a list", f"models: {{a: {{{OK}, sleep: [{{path: /s}}], wake: {{path: /w}}}}}}\n", "c:1: models.a.sleep: is a list. Write off, 1, 2 or auto, or {path: /sleep}; several calls go under calls in such a mapping."),
+    ("sleep without path", f"models:\n  a:\n    {OK}\n    wake: {{path: /w}}\n    sleep: {{level: 2}}\n", "c:5: models.a.sleep: has no path. Add the route that puts the engine to sleep, such as path: /sleep, or several under calls."),
+    ("sleep without wake", f"models:\n  a:\n    {OK}\n    sleep: {{path: /s}}\n", "c:4: models.a.sleep: has no wake beside it, so the engine could never be woken. Add wake: {path: /wake_up} or the like."),
+    ("wake without sleep", f"models:\n  a:\n    {OK}\n    wake: {{path: /w}}\n", "c:4: models.a.wake: means something only beside sleep routes. Write sleep: {path: /sleep} or the like too, or remove it."),
+    ("wake beside a level", f"models:\n  a:\n    {OK}\n    sleep: 1\n    wake: {{path: /w}}\n", "c:5: models.a.wake: means something only beside sleep routes. Write sleep: {path: /sleep} or the like too, or remove it."),
+    ("wake is a path", f"models: {{a: {{{OK}, sleep: {{path: /s}}, wake: /w}}}}\n", 'c:1: models.a.wake: is the text "/w", not a mapping. Write {path: /w}.'),
+    ("wake is a number", f"models: {{a: {{{OK}, sleep: {{path: /s}}, wake: 1}}}}\n", "c:1: models.a.wake: is 1, not a mapping. Write {path: /wake_up}, or a list of such."),
+    ("wake is an empty list", f"models: {{a: {{{OK}, sleep: {{path: /s}}, wake: []}}}}\n", "c:1: models.a.wake: is an empty list. Write one `- path: /...` a call."),
+    ("wake without path", f"models: {{a: {{{OK}, sleep: {{path: /s}}, wake: {{method: GET}}}}}}\n", "c:1: models.a.wake.path: is missing. Add it."),
+    ("path without slash", f"models:\n  a:\n    {OK}\n    sleep:\n      path: sleep\n    wake: {{path: /w}}\n", 'c:5: models.a.sleep.path: "sleep" does not start with a slash. Did you mean "/sleep"?'),
+    ("path is an address", f"models: {{a: {{{OK}, sleep: {{path: 'http://x/s'}}, wake: {{path: /w}}}}}}\n", "c:1: models.a.sleep.path: \"http://x/s\" is a whole address. Write the path alone, such as /sleep; the engine's address is in proxy."),
+    ("path with a space", f"models: {{a: {{{OK}, sleep: {{path: '/s x'}}, wake: {{path: /w}}}}}}\n", 'c:1: models.a.sleep.path: "/s x" is not a path. Write one such as /sleep, or /sleep?level=1.'),
+    ("unknown method", f"models:\n  a:\n    {OK}\n    sleep: {{path: /s}}\n    wake:\n    - path: /w\n    - path: /x\n      method: Pots\n", 'c:8: models.a.wake[1].method: "Pots" is not one of the choices. Did you mean "POST"? Write POST, GET, PUT, PATCH or DELETE.'),
+    ("level of a sleep mapping", f"models: {{a: {{{OK}, sleep: {{path: /s, level: auto}}, wake: {{path: /w}}}}}}\n", 'c:1: models.a.sleep.level: "auto" is not a sleep level. Write 1 (weights wait in host RAM) or 2 (weights are dropped).'),
+    ("GET with a body", f"models:\n  a:\n    {OK}\n    sleep: {{path: /s}}\n    wake:\n      path: /w\n      method: get\n      body: {{}}\n", "c:8: models.a.wake.body: a GET has no body. Write method: POST, or remove the body."),
+    ("GET with a body among calls", f"models: {{a: {{{OK}, sleep: {{calls: [{{path: /s}}, {{path: /t, method: GET, body: {{x: 1}}}}]}}, wake: {{path: /w}}}}}}\n", "c:1: models.a.sleep.calls[1].body: a GET has no body. Write method: POST, or remove the body."),
+    ("path and calls", f"models:\n  a:\n    {OK}\n    wake: {{path: /w}}\n    sleep:\n      calls: [{{path: /s}}]\n      path: /t\n", "c:7: models.a.sleep.path: is written beside calls. Move it into one of the calls, or remove calls."),
+    ("calls is a mapping", f"models: {{a: {{{OK}, sleep: {{calls: {{path: /s}}}}, wake: {{path: /w}}}}}}\n", "c:1: models.a.sleep.calls: is a mapping, not a list. Write one `- path: /...` a call."),
+    ("a call is text", f"models: {{a: {{{OK}, sleep: {{calls: [/s]}}, wake: {{path: /w}}}}}}\n", 'c:1: models.a.sleep.calls[0]: is the text "/s", not a mapping. Write `key: value` lines under it.'),
+    ("unknown key of sleep", f"models:\n  a:\n    {OK}\n    wake: {{path: /w}}\n    sleep:\n      path: /s\n      residu: 1GiB\n", 'c:7: models.a.sleep.residu: "residu" is not a key greenroom knows here. Did you mean "residue"?'),
+    ("unknown key of a call", f"models:\n  a:\n    {OK}\n    sleep: {{path: /s}}\n    wake:\n      - path: /w\n        payload: {{}}\n", 'c:7: models.a.wake[0].payload: "payload" is not a key greenroom knows here. Did you mean "body"?'),
+    ("asleep without path", f"models: {{a: {{{OK}, sleep: {{path: /s, asleep: {{field: x}}}}, wake: {{path: /w}}}}}}\n", "c:1: models.a.sleep.asleep.path: is missing. Add it."),
+    ("asleep is text", f"models: {{a: {{{OK}, sleep: {{path: /s, asleep: /x}}, wake: {{path: /w}}}}}}\n", 'c:1: models.a.sleep.asleep: is the text "/x", not a mapping. Write `key: value` lines under it.'),
+    ("no field", f"models: {{a: {{{OK}, sleep: {{path: /s, asleep: {{path: /x, field: a..b}}}}, wake: {{path: /w}}}}}}\n", 'c:1: models.a.sleep.asleep.field: "a..b" names no field of a JSON answer. Write one such as is_sleeping; dots go deeper.'),
+    ("residue without unit", f"models: {{a: {{{OK}, sleep: {{path: /s, residue: 800}}, wake: {{path: /w}}}}}}\n", "c:1: models.a.sleep.residue: 800 has no unit. Write 800GiB or 800MiB."),
+    ("sleep timeout 0", f"models: {{a: {{{OK}, sleep_timeout: 0}}}}\n", "c:1: models.a.sleep_timeout: 0 is no time at all. Write at least 1, such as 120 or 2m."),
+    ("unknown canary", f"models: {{a: {{{OK}, canary: alway}}}}\n", 'c:1: models.a.canary: "alway" is not one of the choices. Did you mean "always"? Write auto, always or off.'),
+    ("habit of another engine", f"models: {{a: {{{OK}, sleep_level: 1}}}}\n", 'c:1: models.a.sleep_level: "sleep_level" is not a key greenroom knows here. Did you mean "sleep"?'),
     ("container without image", f"models: {{a: {{{OK}, container: {{}}}}}}\n", "c:1: models.a.container.image: is missing. Add it."),
     ("both spellings", f"models: {{a: {{{OK}, start_timeout: 5, healthCheckTimeout: 6}}}}\n", "c:1: models.a.start_timeout: says the same as healthCheckTimeout. Keep one of them."),
 ]
@@ -282,6 +325,9 @@ _SECTIONS = {
     "models: {{a: {{cmd: 'x ${{PORT}}', {key}: {value}}}}}": ModelSection,
     "models: {{a: {{cmd: 'x ${{PORT}}', filters: {{{key}: {value}}}}}}}": FiltersSection,
     "models: {{a: {{cmd: 'x ${{PORT}}', container: {{image: i, {key}: {value}}}}}}}": ContainerSection,
+    "models: {{a: {{cmd: 'x ${{PORT}}', sleep: {{{key}: {value}}}, wake: {{path: /w}}}}}}": SleepSection,
+    "models: {{a: {{cmd: 'x ${{PORT}}', sleep: {{path: /s}}, wake: {{{key}: {value}}}}}}}": CallSection,
+    "models: {{a: {{cmd: 'x ${{PORT}}', sleep: {{path: /s, asleep: {{{key}: {value}}}}}, wake: [{{path: /w}}]}}}}": AsleepSection,
     "groups: {{g: {{members: [a], {key}: {value}}}}}\nmodels: {{a: {{cmd: 'x ${{PORT}}'}}}}": GroupSection,
     "devices: {{gpu0: {{{key}: {value}}}}}\nmodels: {{a: {{cmd: 'x ${{PORT}}'}}}}": DeviceSection,
 }

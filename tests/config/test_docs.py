@@ -15,15 +15,19 @@ from greenroom.config.foreign import NO_EFFECT, REFUSED, SYNONYMS
 from greenroom.config.load import load_config_text
 from greenroom.config.macros import fill_env
 from greenroom.config.schema import (
+    AsleepSection,
+    CallSection,
     ConfigFile,
     ContainerSection,
     DeviceSection,
     FiltersSection,
     GroupSection,
     ModelSection,
+    SleepSection,
     WarmupSection,
     json_schema,
 )
+from greenroom.core.facts import Policy
 
 PAGE = (Path(__file__).parents[2] / "docs" / "config.md").read_text()
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
@@ -58,6 +62,10 @@ def test_the_json_schema_accepts_what_loads(example: str) -> None:
         "models: {a: {cmd: 'x ${PORT}', memory: 75%}}",
         "models: {a: {cmd: 'x ${PORT}', pin: maybe}}",
         "models: {a: {cmd: 'x ${PORT}', priority: high}}",
+        "models: {a: {cmd: 'x ${PORT}', sleep: 3}}",
+        "models: {a: {cmd: 'x ${PORT}', sleep: {path: sleep}, wake: {path: /w}}}",
+        "models: {a: {cmd: 'x ${PORT}', sleep: {path: /s, level: 3}, wake: {path: /w}}}",
+        "models: {a: {cmd: 'x ${PORT}', sleep: {path: /s}, wake: [{pth: /w}]}}",
         "models: {a: {ttl: 5}}",
         "nope: 1\nmodels: {}",
         "scheduling: {nope: 1}\nmodels: {}",
@@ -82,10 +90,19 @@ def test_macros_may_stand_for_numbers_in_the_json_schema() -> None:
 def test_every_key_is_documented() -> None:
     """Nothing can be added to the schema without a word about it."""
     sections = (ConfigFile, ModelSection, DeviceSection, GroupSection, FiltersSection, WarmupSection, ContainerSection)
-    keys = {key for section in sections for key in section.model_fields} | set(SYNONYMS)
+    sleep = (SleepSection, CallSection, AsleepSection)
+    keys = {key for section in (*sections, *sleep) for key in section.model_fields} | set(SYNONYMS)
     keys |= {foreign.place[-1] for foreign in (*REFUSED, *NO_EFFECT)}
     words = set(re.findall(r"[A-Za-z_]+", PAGE))
     assert keys - words == set()
+
+
+def test_the_documented_defaults_of_scheduling_constants_are_the_real_ones() -> None:
+    """All that concern sleep are listed."""
+    table = PAGE.split("| constant | default | meaning |")[1].split("\n\n")[0]
+    documented = {name: float(default) for name, default in re.findall(r"^\| `(\w+)` \| `([\d.]+)` \|", table, re.MULTILINE)}
+    assert {"sleep_faults_max", "early_sleep_s", "ram_floor_mib"} <= documented.keys()
+    assert documented == {name: getattr(Policy(), name) for name in documented}
 
 
 def test_the_documentation_shows_messages_as_they_are() -> None:

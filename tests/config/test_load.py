@@ -8,7 +8,20 @@ import pytest
 
 from greenroom.config.errors import ConfigError
 from greenroom.config.load import check, load_config, load_config_text
-from greenroom.config.model import Config, ContainerConfig, DeviceConfig, FiltersConfig, ModelConfig, SizeSpec, WarmupConfig
+from greenroom.config.model import (
+    AsleepConfig,
+    CallConfig,
+    Config,
+    ContainerConfig,
+    DeviceConfig,
+    FiltersConfig,
+    ModelConfig,
+    SizeSpec,
+    SleepConfig,
+    WarmupConfig,
+)
+
+MINIMAL = "models: {m: {cmd: 'fe --port ${PORT}'}}"
 
 
 def one(yaml: str, **kwargs: object) -> ModelConfig:
@@ -89,6 +102,9 @@ device: [gpu0, gpu1]
 devices_count: 2
 sleep: 1
 sleep_after: 90
+sleep_timeout: 30
+wake_timeout: 2m
+canary: always
 pin: true
 priority: batch
 parallel: 3
@@ -123,6 +139,9 @@ progress_counts: true"""
         ttl_s=7200.0,
         sleep_after_s=90.0,
         sleep="1",
+        sleep_s_max=30.0,
+        wake_s_max=120.0,
+        canary="always",
         memory_mib=5723,
         host_memory_mib=1024,
         devices=("gpu0", "gpu1"),
@@ -141,6 +160,95 @@ progress_counts: true"""
         progress_counts=True,
         keepalive=False,
     )
+
+
+def test_an_engine_with_sleep_routes_of_its_own_is_told_in_a_mapping() -> None:
+    """One call, with the defaults of all the rest."""
+    model = with_keys("sleep: {path: /sleep}\nwake: {path: /wake_up}")
+    assert model.sleep == "1"
+    assert model.sleep_calls == SleepConfig(sleep=(CallConfig("/sleep"),), wake=(CallConfig("/wake_up"),))
+
+
+def test_every_key_of_a_sleep_mapping_reaches_its_value() -> None:
+    """One call with all its keys, and a list of calls to wake."""
+    model = with_keys(
+        """sleep:
+  path: /sleep?tag=weights
+  method: put
+  body: {deep: [1, {x: null}], e: 1.5}
+  level: 2
+  asleep: {path: /state, field: engine.sleeps, value: [1]}
+  residue: 800MiB
+  host_memory: 20GiB
+wake:
+  - path: /a
+  - {path: /b, method: GET}
+  - {path: /c, body: {}}"""
+    )
+    assert (model.sleep, model.canary, model.sleep_s_max, model.wake_s_max) == ("2", "auto", 60.0, 60.0)
+    assert model.sleep_calls == SleepConfig(
+        sleep=(CallConfig("/sleep?tag=weights", "PUT", {"deep": [1, {"x": None}], "e": 1.5}),),
+        wake=(CallConfig("/a"), CallConfig("/b", "GET"), CallConfig("/c", "POST", {})),
+        level=2,
+        asleep=AsleepConfig("/state", "engine.sleeps", [1]),
+        residue_mib=800,
+        host_mib=20_480,
+    )
+    body = model.sleep_calls.sleep[0].body
+    assert body is not None
+    assert {type(body["deep"][0]), type(body["e"]), type(model.sleep_calls.asleep.value[0])} == {int, float}  # type: ignore[union-attr]
+
+
+def test_several_calls_may_put_an_engine_to_sleep() -> None:
+    """They keep their order; macros are filled in; empty values count as not written."""
+    model = one(
+        "macros: {r: /two, lv: 2}\nmodels:\n  m:\n    cmd: fe ${PORT}\n    wake: {path: /w, body: }\n    sleep:\n"
+        '      calls: [{path: /one, method: , body: {id: "${MODEL_ID}"}}, {path: "${r}"}]\n      level: ${lv}\n      asleep:\n'
+    )
+    assert model.sleep_calls == SleepConfig(
+        sleep=(CallConfig("/one", "POST", {"id": "m"}), CallConfig("/two")), wake=(CallConfig("/w"),), level=2, host_mib=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "level", "host_mib"),
+    [("level: 1", "1", None), ("level: '2'", "2", 0), ("host_memory: 0", "1", 0), ("residue: 0", "1", None)],
+)
+def test_weights_that_are_dropped_wait_nowhere(written: str, level: str, host_mib: int | None) -> None:
+    """At level 2 host RAM holds nothing unless it is said; at level 1 it holds what the device held, which is known later."""
+    model = with_keys(f"sleep: {{path: /s, {written}}}\nwake: {{path: /w}}")
+    assert model.sleep_calls is not None
+    assert (model.sleep, model.sleep_calls.host_mib) == (level, host_mib)
+
+
+@pytest.mark.parametrize(("written", "meant"), [("off", "off"), ("'off'", "off"), ("1", "1"), ("'2'", "2"), ("auto", "auto"), ("", "auto")])
+def test_a_word_or_a_number_says_how_deep_an_engine_sleeps(written: str, meant: str) -> None:
+    """`off` is text in YAML 1.2."""
+    model = with_keys(f"sleep: {written}\ncanary: off")
+    assert (model.sleep, model.sleep_calls, model.canary) == (meant, None, "off")
+
+
+def test_a_model_with_half_a_sleep_mapping_is_kept_misconfigured() -> None:
+    """Lenient loading makes no recipe of it."""
+    config = load_config_text(
+        "models:\n  a: {cmd: 'x ${PORT}', sleep: {path: /s}}\n  b: {cmd: 'x ${PORT}', sleep: {path: s}, wake: {path: /w}}\n",
+        env={},
+        strict=False,
+    )
+    assert [(model.sleep_calls, model.misconfigured[:15]) for model in config.models] == [
+        (None, "models.a.sleep:"),
+        (None, "models.b.sleep."),
+    ]
+
+
+def test_constants_of_sleep_may_be_off_or_sizes() -> None:
+    """`off` and an empty value switch off what can be; what cannot keeps its number."""
+    policy = load_config_text(
+        f"scheduling: {{early_sleep_s: off, drain_timeout_s: ~, ram_floor_mib: 1.5GiB, sleep_faults_max: 0}}\n{MINIMAL}", env={}
+    ).policy
+    assert policy == {"early_sleep_s": None, "drain_timeout_s": None, "ram_floor_mib": 1536, "sleep_faults_max": 0}
+    policy = load_config_text(f"scheduling: {{early_sleep_s: 1m, ram_floor_mib: 512}}\n{MINIMAL}", env={}).policy
+    assert policy == {"early_sleep_s": 60.0, "ram_floor_mib": 512}
 
 
 def test_values_are_of_builtin_types_only() -> None:
@@ -304,6 +412,42 @@ models:
         "where llama-swap refuses them.",
         f"{path}:7: models.m.filters.setParams.model: `model` cannot be set here; it is left alone. Use useModelName.",
     ]
+
+
+OFF = "has no effect with sleep: off."
+PINNED = "has no effect with pin: true, because a pinned model never sleeps."
+LATE = "so the engine is stopped before it sleeps. Make it shorter, or"
+KNOWN = "greenroom knows how sglang sleeps, and these calls are made instead."
+ROUTES = "sleep: {path: /s}\nwake: {path: /w}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "warnings"),
+    [
+        ("sleep: off\nsleep_after: 5", [f"5: models.m.sleep_after: {OFF}"]),
+        ("sleep: off\nsleep_timeout: 5\nwake_timeout: 5", [f"5: models.m.sleep_timeout: {OFF}", f"6: models.m.wake_timeout: {OFF}"]),
+        ("sleep: off\ncanary: always", [f"5: models.m.canary: {OFF}"]),
+        ("sleep: off\nsleep_after: 0\ncanary: off", []),
+        ("sleep: 2\npin: true", [f"4: models.m.sleep: {PINNED}"]),
+        (f"{ROUTES}\npin: true", [f"4: models.m.sleep: {PINNED}"]),
+        ("sleep_after: 5m\nttl: 5m\npin: true", [f"4: models.m.sleep_after: {PINNED}"]),
+        ("sleep: auto\npin: true", []),
+        ("sleep_after: 5m\nttl: 300", [f"4: models.m.sleep_after: is not shorter than ttl (300 s), {LATE} ttl longer."]),
+        ("sleep_after: 2h", [f"4: models.m.sleep_after: is not shorter than globalTTL (3600 s), {LATE} globalTTL longer."]),
+        ("sleep_after: 2h\nttl: 0", []),
+        ("sleep_after: 5m\nttl: -1", []),
+        (
+            f"{ROUTES}\nengine: sglang",
+            [f"4: models.m.sleep: {KNOWN} Write sleep: auto, 1 or 2 and no wake, unless that is what you want."],
+        ),
+        (f"{ROUTES}\nengine: generic", []),
+        ("sleep: 1\nengine: vllm", []),
+    ],
+)
+def test_warnings_name_what_is_written_about_sleep_and_never_happens(lines: str, warnings: list[str]) -> None:
+    """Switched off, pinned, stopped earlier, or known already."""
+    text = "models:\n  m:\n    cmd: fe ${PORT}\n" + "".join(f"    {line}\n" for line in lines.splitlines()) + "globalTTL: 1h\n"
+    assert load_config_text(text, "c", env={}).warnings == tuple(f"c:{warning}" for warning in warnings)
 
 
 def test_names_of_limits_are_checked_when_they_are_known() -> None:

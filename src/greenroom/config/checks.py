@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
 from . import secrets
 from .errors import Path, Report, did_you_mean, quoted
-from .schema import ConfigFile, GroupSection, ModelSection, name_error
+from .schema import CallSection, ConfigFile, GroupSection, ModelSection, SleepSection, name_error
 
 PORT = "${PORT}"
 DEVICE_IDS_KNOWN = re.compile(r"gpu\d{1,3}|ram|(?:GPU|MIG)-[0-9A-Za-z/-]+")
 _DEVICE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_SLEEPERS = frozenset({"vllm", "sglang"})  # engines whose sleep routes are known
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -50,14 +51,64 @@ def check_model(model_id: str, model: ModelSection, raw: Mapping[str, object], d
         report.add(path, "has no cmd. Add the engine's command, such as cmd: llama-server --model /models/x.gguf --port ${PORT}")
     _check_port(model, path, report)
     _check_devices(model, devices, path, report)
-    if model.sleep == "off" and model.sleep_after:
-        report.warn((*path, "sleep_after"), "has no effect with sleep: off.")
     if model.concurrencyLimit and model.parallel is None:
         meaning = f"is read as parallel: {model.concurrencyLimit}; further requests wait (up to queue_limit) where llama-swap refuses them."
         report.warn((*path, "concurrencyLimit"), meaning)
     for word in model.cmd:
         if flag := secrets.FLAG.fullmatch(word):
             report.warn((*path, "cmd"), _secret_sentence(word.removesuffix(flag["value"] or "")))
+
+
+def check_sleep(model_id: str, model: ModelSection, top: ConfigFile, report: Report) -> None:
+    """Both halves of an engine's own sleep are there and can be sent, and nothing is written that can never happen."""
+    path: Path = ("models", model_id)
+    if isinstance(model.sleep, SleepSection):
+        _check_sleep_section(model, model.sleep, (*path, "sleep"), report)
+    elif model.wake is not None and not report.has((*path, "sleep")):
+        report.add((*path, "wake"), "means something only beside sleep routes. Write sleep: {path: /sleep} or the like too, or remove it.")
+    for place, call in _calls_of(model):
+        if call.method == "GET" and call.body is not None:
+            report.add((*path, *place, "body"), "a GET has no body. Write method: POST, or remove the body.")
+    _warn_about_sleep(model, top, path, report)
+
+
+def _calls_of(model: ModelSection) -> Iterator[tuple[Path, CallSection | SleepSection]]:
+    if isinstance(model.sleep, SleepSection):
+        yield ("sleep",), model.sleep
+        yield from ((("sleep", "calls", index), call) for index, call in enumerate(model.sleep.calls or ()))
+    if isinstance(model.wake, CallSection):
+        yield ("wake",), model.wake
+    else:
+        yield from ((("wake", index), call) for index, call in enumerate(model.wake or ()))
+
+
+def _check_sleep_section(model: ModelSection, sleep: SleepSection, path: Path, report: Report) -> None:
+    if model.wake is None and not report.has((*path[:-1], "wake")):
+        report.add(path, "has no wake beside it, so the engine could never be woken. Add wake: {path: /wake_up} or the like.")
+    if sleep.calls is None and sleep.path is None and not report.has((*path, "path")) and not report.has((*path, "calls")):
+        report.add(path, "has no path. Add the route that puts the engine to sleep, such as path: /sleep, or several under calls.")
+    for key in ("path", "method", "body") if sleep.calls is not None else ():
+        if key in sleep.model_fields_set:
+            report.add((*path, key), "is written beside calls. Move it into one of the calls, or remove calls.")
+    if model.engine in _SLEEPERS:
+        known = f"greenroom knows how {model.engine} sleeps, and these calls are made instead."
+        report.warn(path, f"{known} Write sleep: auto, 1 or 2 and no wake, unless that is what you want.")
+
+
+def _warn_about_sleep(model: ModelSection, top: ConfigFile, path: Path, report: Report) -> None:
+    if model.sleep == "off":
+        written = {"sleep_after": model.sleep_after, "sleep_timeout": model.sleep_timeout, "wake_timeout": model.wake_timeout}
+        for key in (*(key for key, value in written.items() if value), *(["canary"] if model.canary == "always" else [])):
+            report.warn((*path, key), "has no effect with sleep: off.")
+        return
+    if model.pin:
+        for key in (*(["sleep"] if model.sleep != "auto" else []), *(["sleep_after"] if model.sleep_after else [])):
+            report.warn((*path, key), "has no effect with pin: true, because a pinned model never sleeps.")
+        return
+    ttl_s, name = (top.globalTTL, "globalTTL") if model.ttl is None else (model.ttl, "ttl")
+    if model.sleep_after and ttl_s and model.sleep_after >= ttl_s:
+        said = f"is not shorter than {name} ({ttl_s:g} s), so the engine is stopped before it sleeps."
+        report.warn((*path, "sleep_after"), f"{said} Make it shorter, or {name} longer.")
 
 
 def _secret_sentence(flag: str) -> str:

@@ -28,6 +28,15 @@ _HINTS = {
     "api_key": "apiKeys",
     "preload": "hooks.on_startup.preload",
     "tensor_parallel": "devices_count",
+    "sleep_level": "sleep",
+    "sleep_mode": "sleep",
+    "wake_up": "wake",
+    "url": "path",
+    "route": "path",
+    "endpoint": "path",
+    "json": "body",
+    "payload": "body",
+    "is_sleeping": "asleep",
 }
 _SYNONYMS = ("start_timeout", "stop_timeout")
 
@@ -80,6 +89,8 @@ def known_keys(schema: type[BaseModel], loc: Path) -> tuple[str, ...]:
     here: type[Section] | None = schema if issubclass(schema, Section) else None
     is_free_key = False  # the next part is a name people chose: models.<id>
     for part in loc:
+        if isinstance(part, int):
+            continue  # an item of a list is a section like the others
         if is_free_key:
             is_free_key = False
             continue

@@ -285,6 +285,7 @@ class _Loader:
                 checks.check_model(model_id, model, ids[model_id] or {}, dict.fromkeys(declared), self.report)
             else:  # which devices there are is not known
                 checks.check_model(model_id, model.model_copy(update={"device": ()}), ids[model_id] or {}, {}, self.report)
+            checks.check_sleep(model_id, model, top, self.report)
         for name in top.limits if self.limit_names else ():
             if name not in self.limit_names:
                 said = f"{quoted(name)} is no limit of the data plane.{did_you_mean(name, self.limit_names)}"

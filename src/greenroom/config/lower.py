@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .checks import groups_of
-from .model import Config, ContainerConfig, DeviceConfig, FiltersConfig, GroupConfig, ModelConfig, SizeSpec, WarmupConfig
-from .schema import ConfigFile, ContainerSection, DeviceSection, FiltersSection, ModelSection
+from .model import (
+    AsleepConfig,
+    CallConfig,
+    Config,
+    ContainerConfig,
+    DeviceConfig,
+    FiltersConfig,
+    GroupConfig,
+    ModelConfig,
+    SizeSpec,
+    SleepConfig,
+    WarmupConfig,
+)
+from .schema import CallSection, ConfigFile, ContainerSection, DeviceSection, FiltersSection, ModelSection, SleepSection
 
 IGNORED_PATHS_DEFAULT = (r"\.(?:js|json|css|png|gif|jpe?g|ico|txt)$",)  # what pages of an engine fetch; none of it is worth a start
 PROXY_DEFAULT = "http://127.0.0.1:${PORT}"
 STOP_S_DEFAULT = 10.0
+SLEEP_S_DEFAULT = 60.0
+WAKE_S_DEFAULT = 60.0
 
 
 def lower_model(model_id: str, model: ModelSection, top: ConfigFile, line: int, misconfigured: str = "") -> ModelConfig:
@@ -36,7 +50,11 @@ def lower_model(model_id: str, model: ModelSection, top: ConfigFile, line: int, 
         stop_s_max=model.unloadTimeout or top.unloadTimeout or STOP_S_DEFAULT,
         ttl_s=ttl_s or None,
         sleep_after_s=model.sleep_after or None,
-        sleep=model.sleep,
+        sleep=str(model.sleep.level) if isinstance(model.sleep, SleepSection) else model.sleep,
+        sleep_calls=_sleep_calls(model.sleep, model.wake) if isinstance(model.sleep, SleepSection) else None,
+        sleep_s_max=model.sleep_timeout or SLEEP_S_DEFAULT,
+        wake_s_max=model.wake_timeout or WAKE_S_DEFAULT,
+        canary=model.canary,
         memory_mib=model.memory,
         host_memory_mib=model.host_memory,
         devices=model.device,
@@ -66,6 +84,28 @@ def _aliases(model_id: str, model: ModelSection) -> tuple[str, ...]:
 
 def _filters(filters: FiltersSection) -> FiltersConfig:
     return FiltersConfig(filters.stripParams, filters.setParams, filters.setParamsByID)
+
+
+def _sleep_calls(sleep: SleepSection, wake: CallSection | tuple[CallSection, ...] | None) -> SleepConfig | None:
+    """None when a half is missing: such a model is misconfigured."""
+    one = () if sleep.path is None else (CallConfig(sleep.path, sleep.method, sleep.body),)
+    calls = one if sleep.calls is None else tuple(map(_call, sleep.calls))
+    wakes = (wake,) if isinstance(wake, CallSection) else wake
+    if not calls or not wakes:
+        return None
+    host_mib = 0 if sleep.host_memory is None and sleep.level == 2 else sleep.host_memory  # dropped weights wait nowhere
+    return SleepConfig(
+        sleep=calls,
+        wake=tuple(map(_call, wakes)),
+        level=sleep.level,
+        asleep=None if sleep.asleep is None else AsleepConfig(sleep.asleep.path, sleep.asleep.field, sleep.asleep.value),
+        residue_mib=sleep.residue,
+        host_mib=host_mib,
+    )
+
+
+def _call(call: CallSection) -> CallConfig:
+    return CallConfig(call.path, call.method, call.body)
 
 
 def _container(container: ContainerSection) -> ContainerConfig:

@@ -7,12 +7,12 @@ Nothing here looks across keys: that is `checks.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Annotated, Any, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, WithJsonSchema, model_validator
 
 from greenroom.core.facts import Policy
 
@@ -73,6 +73,10 @@ def _whole(low: int, high: int, say: str = "") -> BeforeValidator:
 
 
 def _choice(*choices: str, also: Mapping[str, str] | None = None) -> BeforeValidator:
+    return BeforeValidator(_chosen(*choices, also=also))
+
+
+def _chosen(*choices: str, also: Mapping[str, str] | None = None) -> Callable[[object], str]:
     meanings = {**{choice: choice for choice in choices}, **(also or {})}
 
     def validate(value: object) -> str:
@@ -82,7 +86,7 @@ def _choice(*choices: str, also: Mapping[str, str] | None = None) -> BeforeValid
         listed = f"{', '.join(choices[:-1])} or {choices[-1]}"
         raise ValueError(f"{quoted(value)} is not one of the choices.{_near(written, choices)} Write {listed}.")
 
-    return BeforeValidator(validate)
+    return validate
 
 
 def _near(written: str, choices: tuple[str, ...]) -> str:
@@ -293,9 +297,38 @@ def _check_path(value: object) -> str:
         return path
     if "://" in path:
         raise ValueError(f"{quoted(path)} is a whole address. Write the path alone, such as /health, or none.")
-    if not path or any(c.isspace() or not c.isprintable() or ord(c) > 126 for c in path):
+    if not _can_be_sent(path):
         raise ValueError(f"{quoted(path)} is not a path. Write one such as /health, or none.")
     return path if path.startswith("/") else f"/{path}"
+
+
+def _call_path(value: object) -> str:
+    """Where a call goes; unlike `checkEndpoint` it may have a query."""
+    path = _text(value)
+    if "://" in path:
+        raise ValueError(f"{quoted(path)} is a whole address. Write the path alone, such as /sleep; the engine's address is in proxy.")
+    if not _can_be_sent(path) or "#" in path:
+        raise ValueError(f"{quoted(path)} is not a path. Write one such as /sleep, or /sleep?level=1.")
+    if not path.startswith("/"):
+        raise ValueError(f"{quoted(path)} does not start with a slash. Did you mean {quoted('/' + path)}?")
+    return path
+
+
+def _can_be_sent(path: str) -> bool:
+    return bool(path) and not any(c.isspace() or not c.isprintable() or ord(c) > 126 for c in path)
+
+
+def _level(value: object) -> int:
+    if isinstance(value, (str, int)) and not isinstance(value, bool) and str(value) in ("1", "2"):
+        return int(value)
+    raise ValueError(f"{quoted(value)} is not a sleep level. Write 1 (weights wait in host RAM) or 2 (weights are dropped).")
+
+
+def _field_path(value: object) -> str:
+    field = _text(value)
+    if not all(part.strip() for part in field.split(".")):
+        raise ValueError(f"{quoted(field)} names no field of a JSON answer. Write one such as is_sleeping; dots go deeper.")
+    return field
 
 
 def _stripped(value: object) -> tuple[str, ...]:
@@ -332,20 +365,28 @@ def _devices(value: object) -> tuple[str, ...]:
     return () if tuple(names) == ("any",) else tuple(str(name) for name in names)
 
 
-def _policy(value: object) -> dict[str, int | float]:
-    table = _table(value)
-    known = {each.name: each.type for each in fields(Policy)}
-    out: dict[str, int | float] = {}
-    for name, item in table.items():
-        if name not in known:
-            raise ValueError(f"{quoted(name)} is no scheduling constant.{did_you_mean(name, known)}")
-        out[name] = _constant(name, item, whole="int" in str(known[name]))
+_CONSTANTS: Mapping[str, str] = {each.name: str(each.type) for each in fields(Policy)}  # name -> its type, as it is written
+
+
+def _policy(value: object) -> dict[str, int | float | None]:
+    out: dict[str, int | float | None] = {}
+    for name, item in _table(value).items():
+        if name not in _CONSTANTS:
+            raise ValueError(f"{quoted(name)} is no scheduling constant.{did_you_mean(name, _CONSTANTS)}")
+        out[name] = _constant(name, item, whole="int" in _CONSTANTS[name], can_be_off="None" in _CONSTANTS[name])
     return out
 
 
-def _constant(name: str, item: object, whole: bool) -> int | float:
-    if name.endswith("_s"):
-        return units.duration_s(item)
+def _constant(name: str, item: object, whole: bool, can_be_off: bool) -> int | float | None:
+    if can_be_off and (item is None or item == "off"):
+        return None
+    try:
+        if name.endswith("_s"):
+            return units.duration_s(item)
+        if name.endswith("_mib") and isinstance(item, str):
+            return units.size_mib_up(item)
+    except units.UnitError as exc:
+        raise ValueError(f"{name}: {exc}{' Write off to do without.' if can_be_off else ''}") from None
     if isinstance(item, bool) or not isinstance(item, (int, float)) or item < 0 or item != item or item > 1e9:
         raise ValueError(f"{name}: {quoted(item)} is not a number from 0 up.")
     if whole and item != int(item):
@@ -387,18 +428,24 @@ Arguments: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_arguments), _
 Environment: TypeAlias = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_environment), _ENV]
 Url: TypeAlias = Annotated[str, BeforeValidator(_url), WithJsonSchema({"type": "string"})]
 CheckPath: TypeAlias = Annotated[str, BeforeValidator(_check_path), WithJsonSchema({"type": "string"})]
+CallPath: TypeAlias = Annotated[str, BeforeValidator(_call_path), WithJsonSchema({"type": "string", "pattern": "^/|^\\$\\{"})]
+Level: TypeAlias = Annotated[int, BeforeValidator(_level), WithJsonSchema({"enum": [1, 2, "1", "2"]})]
+FieldPath: TypeAlias = Annotated[str, BeforeValidator(_field_path), _WORD]
+JsonValue: TypeAlias = Annotated[Any, BeforeValidator(plain), WithJsonSchema({})]
 Stripped: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_stripped), WithJsonSchema({"type": ["string", "array"]})]
 Table: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_table), _OBJECT]
 Parameters: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_parameters), _OBJECT]
 ParametersById: TypeAlias = Annotated[dict[str, dict[str, Any]], BeforeValidator(_parameters_by_id), _OBJECT]
 Devices: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_devices), WithJsonSchema({"type": ["string", "array"]})]
 Constants: TypeAlias = Annotated[
-    dict[str, int | float],
+    dict[str, Any],  # numbers, or None for those that can be off
     BeforeValidator(_policy),
     WithJsonSchema(
         {
             "type": "object",
-            "properties": {each.name: {"type": ["number", "string"]} for each in fields(Policy)},
+            "properties": {
+                name: {"type": ["number", "string", *(["null"] if "None" in written else [])]} for name, written in _CONSTANTS.items()
+            },
             "additionalProperties": False,
         }
     ),
@@ -441,6 +488,89 @@ class WarmupSection(Section):
     body: Table = Field(default_factory=dict, description="Its JSON body.")
 
 
+_METHODS = ("POST", "GET", "PUT", "PATCH", "DELETE")
+Method: TypeAlias = Annotated[
+    str,
+    _choice(*_METHODS, also={each.lower(): each for each in _METHODS}),
+    WithJsonSchema({"enum": [*_METHODS, *map(str.lower, _METHODS)]}),
+]
+
+
+class _Lean(Section):
+    """An empty value counts as not written here too, except where it is one of its own."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written(cls, value: object) -> object:
+        return {key: item for key, item in value.items() if item is not None or key == "value"} if isinstance(value, Mapping) else value
+
+
+class CallSection(_Lean):
+    path: CallPath = Field(description="Where the request goes, with its query.")
+    method: Method = Field(default="POST", description="Its HTTP method.")
+    body: Table | None = Field(default=None, description="Its JSON body.")
+
+
+class AsleepSection(_Lean):
+    path: CallPath = Field(description="Answers a GET with JSON; asking must not wake the engine.")
+    field: FieldPath = Field(default="is_sleeping", description="The field of the answer to look at; dots go deeper.")
+    value: JsonValue = Field(default=True, description="What the field holds while the engine sleeps.")
+
+
+_CALLS: TypeAdapter[tuple[CallSection, ...]] = TypeAdapter(tuple[CallSection, ...])
+
+
+def _calls(value: object) -> tuple[CallSection, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"is {kind(value)}, not a list. Write one `- path: /...` a call.")
+    if not value:
+        raise ValueError("is an empty list. Write one `- path: /...` a call.")
+    return _CALLS.validate_python(value)  # its errors keep their places
+
+
+def _call_or_calls(value: object) -> CallSection | tuple[CallSection, ...]:
+    if isinstance(value, Mapping):
+        return CallSection.model_validate(value)
+    if isinstance(value, (list, tuple)):
+        return _calls(value)
+    meant = f"{{path: {value}}}" if isinstance(value, str) and value.startswith("/") else "{path: /wake_up}, or a list of such"
+    raise ValueError(f"is {kind(value)}, not a mapping. Write {meant}.")
+
+
+Calls: TypeAlias = Annotated[tuple[CallSection, ...], BeforeValidator(_calls)]
+CallOrCalls: TypeAlias = Annotated[CallSection | tuple[CallSection, ...], BeforeValidator(_call_or_calls)]
+
+
+class SleepSection(_Lean):
+    """Sleep routes of an engine that greenroom does not know; the way back is the model's `wake`."""
+
+    path: CallPath | None = Field(default=None, description="Where the request goes that puts the engine to sleep, with its query.")
+    method: Method = Field(default="POST", description="Its HTTP method.")
+    body: Table | None = Field(default=None, description="Its JSON body.")
+    calls: Calls | None = Field(default=None, description="Several requests in order, instead of path, method and body.")
+    level: Level = Field(default=1, description="1: the weights wait in host RAM; 2: they are dropped.")
+    asleep: AsleepSection | None = Field(default=None, description="How to ask the engine whether it sleeps.")
+    residue: Spare = Field(default=1024, description="What it keeps on each device while asleep, until that was measured.")
+    host_memory: Spare | None = Field(default=None, description="Host RAM while asleep, until that was measured.")
+
+
+_sleep_word = _chosen("off", "1", "2", "auto")
+SleepWord: TypeAlias = Annotated[str, WithJsonSchema({"enum": ["off", 1, 2, "auto", "1", "2"]})]
+
+
+def _sleep(value: object) -> str | SleepSection:
+    if isinstance(value, Mapping):
+        return SleepSection.model_validate(value)  # its errors keep their places
+    if isinstance(value, (list, tuple)):
+        raise ValueError("is a list. Write off, 1, 2 or auto, or {path: /sleep}; several calls go under calls in such a mapping.")
+    if isinstance(value, str) and value.startswith("/"):
+        raise ValueError(f"{quoted(value)} is not one of the choices. Did you mean {{path: {value}}}?")
+    return _sleep_word(value)
+
+
+Sleep: TypeAlias = Annotated[SleepWord | SleepSection, BeforeValidator(_sleep)]
+
+
 class ContainerSection(Section):
     image: Words = Field(description="The image to run.")
     runtime: Annotated[str, _choice("podman", "docker"), WithJsonSchema({"enum": ["podman", "docker"]})] = Field(
@@ -454,7 +584,7 @@ _ENGINES = ("llama_server", "vllm", "sglang", "tei", "generic")
 Engine: TypeAlias = Annotated[
     str, _choice(*_ENGINES, also={"llama-server": "llama_server"}), WithJsonSchema({"enum": [*_ENGINES, "llama-server"]})
 ]
-Sleep: TypeAlias = Annotated[str, _choice("off", "1", "2", "auto"), WithJsonSchema({"enum": ["off", 1, 2, "auto", "1", "2"]})]
+CanaryWhen: TypeAlias = Annotated[str, _choice("auto", "always", "off"), WithJsonSchema({"enum": ["auto", "always", "off"]})]
 PriorityName: TypeAlias = Annotated[str, _choice("interactive", "batch"), WithJsonSchema({"enum": ["interactive", "batch"]})]
 Conflict: TypeAlias = Annotated[str, _choice("refuse", "wait"), WithJsonSchema({"enum": ["refuse", "wait"]})]
 LogLevel: TypeAlias = Annotated[
@@ -493,7 +623,11 @@ class ModelSection(Section):
     host_memory: Need | None = Field(default=None, description="Host RAM it needs beside that.")
     device: Devices = Field(default=(), description="A device, a list of candidates, or any.")
     devices_count: DevicesCount = Field(default=1, description="Devices used at once (tensor parallel).")
-    sleep: Sleep = Field(default="auto", description="Sleep level when memory is wanted.")
+    sleep: Sleep = Field(default="auto", description="Sleep level when memory is wanted, or the engine's own sleep routes.")
+    wake: CallOrCalls | None = Field(default=None, description="What wakes an engine whose sleep routes are written out: a call or a list.")
+    sleep_timeout: Positive | None = Field(default=None, description="Longest sleep call; default 60s.")
+    wake_timeout: Positive | None = Field(default=None, description="Longest wake, all its calls together; default 60s.")
+    canary: CanaryWhen = Field(default="auto", description="After which wakes a fixed question is asked and compared.")
     sleep_after: Idle | None = Field(default=None, description="Idle time after which it sleeps.")
     pin: Flag = Field(default=False, description="Loaded at start, never evicted.")
     priority: PriorityName = Field(default="interactive", description="Its place in the queue.")
@@ -502,7 +636,7 @@ class ModelSection(Section):
     on_conflict: Conflict = Field(default="refuse", description="What happens when pinned models leave no room.")
     stall_timeout: Duration | None = Field(default=None, description="No byte and no health for this long: the engine is ended.")
     busy_timeout: Duration | None = Field(default=None, description="No byte on a request for this long: the engine is ended.")
-    warmup: WarmupSection | None = Field(default=None, description="One request sent before the model is called ready.")
+    warmup: WarmupSection | None = Field(default=None, description="One request sent after a start or a wake, before the model is ready.")
     container: ContainerSection | None = Field(default=None, description="Run the command in a container.")
     engine: Engine | None = Field(default=None, description="The engine's dialect; default: told from the command.")
     keepalive: Flag = Field(default=True, description="SSE comments to streaming clients while it loads.")
