@@ -8,15 +8,17 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from greenroom.ledger.footprints import SCHEMA_VERSION, Footprints, Key, Learned
+from greenroom.ledger.footprints import SCHEMA_VERSION, STEPS, Footprints, Key, Learned, LearnedTier
 
 CHAT = Key(files="aa11", engine_version="b4321", launch="ff00", device_kind="H100")
 EMBED = Key(files="bb22", engine_version="", launch="ff00", device_kind="ram")
-LEARNED = Learned(device_mib=4300, host_mib=120, up_s=3.25, down_s=0.4, samples=3)
+TIERS = (LearnedTier(1, 1210, 15_400, 0.41, 0.83), LearnedTier(2, 1190, 3100, 0.2, 6.5))
+LEARNED = Learned(device_mib=4300, host_mib=120, up_s=3.25, down_s=0.4, samples=3, tiers=TIERS)
 
 
 def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
@@ -33,6 +35,66 @@ def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
     assert second.get(Key("aa11", "b4322", "ff00", "H100")) is None
     assert second.is_durable
     second.close()
+
+
+def test_sleep_levels_are_replaced_with_the_rest(tmp_path: Path) -> None:
+    """What a later put no longer knows is gone from the disk too."""
+    book = Footprints(tmp_path / "ledger.sqlite")
+    book.put(CHAT, LEARNED)
+    book.put(CHAT, Learned(device_mib=5000, tiers=TIERS[1:]))
+    book.close()
+
+    again = Footprints(tmp_path / "ledger.sqlite")
+    assert again.get(CHAT) == Learned(device_mib=5000, tiers=TIERS[1:])
+    again.close()
+
+
+def written_by_version_1(path: Path) -> None:
+    """A file as the first version left it."""
+    db = sqlite3.connect(path)
+    db.execute(STEPS[0])
+    db.execute("INSERT INTO footprints VALUES ('aa11', 'b4321', 'ff00', 'H100', 4300, 120, 3.25, 0.4, 3, 1.0)")
+    db.execute("INSERT INTO footprints VALUES ('bb22', '', 'ff00', 'ram', NULL, NULL, 0.5, NULL, 1, 2.0)")
+    db.execute("PRAGMA user_version = 1")
+    db.commit()
+    db.close()
+
+
+def test_a_file_of_version_1_is_taken_over_with_all_it_holds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In place: what was learned stays, sleep levels can be added, and nothing is moved aside."""
+    path = tmp_path / "ledger.sqlite"
+    written_by_version_1(path)
+
+    with caplog.at_level(logging.WARNING):
+        book = Footprints(path)
+    old = Learned(4300, 120, 3.25, 0.4, 3)
+    assert (book.get(CHAT), book.get(EMBED), book.is_durable, caplog.records) == (old, Learned(up_s=0.5, samples=1), True, [])
+    book.put(CHAT, replace(old, tiers=TIERS))
+    book.close()
+
+    again = Footprints(path)
+    assert (again.get(CHAT), again.get(EMBED)) == (LEARNED, Learned(up_s=0.5, samples=1))
+    again.close()
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+    db.close()
+    assert not [one for one in tmp_path.iterdir() if "corrupt" in one.name]
+
+
+def test_a_migration_that_breaks_off_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk half-way: this run learns in memory, the next one migrates."""
+    path = tmp_path / "ledger.sqlite"
+    written_by_version_1(path)
+    monkeypatch.setattr("greenroom.ledger.footprints.STEPS", (*STEPS, "CREATE TABLE nothing"))
+    monkeypatch.setattr("greenroom.ledger.footprints.SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    book = Footprints(path)
+    assert not book.is_durable
+    book.close()
+    monkeypatch.undo()
+
+    again = Footprints(path)
+    assert (again.get(CHAT), again.is_durable) == (Learned(4300, 120, 3.25, 0.4, 3), True)
+    again.close()
 
 
 def test_the_newest_figures_win(tmp_path: Path) -> None:
@@ -87,6 +149,7 @@ def test_a_file_with_too_many_rows_is_cut_to_the_newest(tmp_path: Path) -> None:
     again.close()
     with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
         assert db.execute("SELECT count(*) FROM footprints").fetchone() == (2,)
+        assert db.execute("SELECT count(*) FROM tiers").fetchone() == (4,)
     db.close()
 
 

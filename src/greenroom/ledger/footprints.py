@@ -12,7 +12,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import astuple, dataclass
@@ -20,20 +20,30 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 1
 ROWS_MAX = 4096
 BUSY_S_MAX = 0.25  # another process writes: wait this long at most
 ASIDE_MAX = 3  # damaged files kept: `.corrupt-1` is the newest
 DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
-SCHEMA = """
+# Each statement leads from the schema of its place to the next one; a new file takes all of them.
+STEPS = (
+    """
 CREATE TABLE footprints (
   files TEXT NOT NULL, engine_version TEXT NOT NULL, launch TEXT NOT NULL, device_kind TEXT NOT NULL,
   device_mib INTEGER, host_mib INTEGER, up_s REAL, down_s REAL, samples INTEGER NOT NULL,
   used_at REAL NOT NULL,
   PRIMARY KEY (files, engine_version, launch, device_kind)
 ) WITHOUT ROWID
-"""
+""",
+    """
+CREATE TABLE tiers (
+  files TEXT NOT NULL, engine_version TEXT NOT NULL, launch TEXT NOT NULL, device_kind TEXT NOT NULL,
+  level INTEGER NOT NULL, residue_mib INTEGER NOT NULL, host_mib INTEGER NOT NULL, sleep_s REAL NOT NULL, wake_s REAL NOT NULL,
+  PRIMARY KEY (files, engine_version, launch, device_kind, level)
+) WITHOUT ROWID
+""",
+)
+SCHEMA_VERSION = len(STEPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,17 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
+class LearnedTier:
+    """What a sleep level was measured to cost."""
+
+    level: int
+    residue_mib: int  # per device, while asleep
+    host_mib: int  # host RAM, while asleep
+    sleep_s: float
+    wake_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Learned:
     """Measured figures; None = not measured yet."""
 
@@ -55,6 +76,7 @@ class Learned:
     up_s: float | None = None  # cold start
     down_s: float | None = None  # stop, until the memory was back
     samples: int = 0  # starts that went into it
+    tiers: tuple[LearnedTier, ...] = ()  # sleep levels that were used, by level
 
 
 class Footprints:
@@ -166,19 +188,26 @@ class Footprints:
 
     def _load(self, db: sqlite3.Connection) -> None:
         """The newest rows into memory; what is beyond the limit is deleted."""
+        tiers: defaultdict[Key, tuple[LearnedTier, ...]] = defaultdict(tuple)
+        with closing(db.execute(SELECT_TIERS)) as rows:
+            for row in rows:
+                tiers[Key(*row[:4])] += (LearnedTier(*row[4:]),)
         with closing(db.execute(SELECT)) as rows:
-            found = [(Key(*row[:4]), Learned(*row[4:])) for row in rows]
+            found = [(key := Key(*row[:4]), Learned(*row[4:], tiers=tiers[key])) for row in rows]
         self._known = OrderedDict(reversed(found[: self._rows_max]))
         for key, _ in found[self._rows_max :]:
-            db.execute(DELETE, astuple(key))
+            delete(db, key)
 
     def _write(self, key: Key, learned: Learned, gone: list[Key]) -> None:
         if self._db is None:
             return
+        figures = (learned.device_mib, learned.host_mib, learned.up_s, learned.down_s, learned.samples)
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            self._db.execute(UPSERT, (*astuple(key), *astuple(learned), self._clock()))
-            self._db.executemany(DELETE, [astuple(one) for one in gone])
+            for one in (key, *gone):
+                delete(self._db, one)
+            self._db.execute(INSERT, (*astuple(key), *figures, self._clock()))
+            self._db.executemany(INSERT_TIER, [(*astuple(key), *astuple(tier)) for tier in learned.tiers])
         except BaseException:
             self._db.execute("ROLLBACK")
             raise
@@ -188,8 +217,15 @@ class Footprints:
 SELECT = (
     "SELECT files, engine_version, launch, device_kind, device_mib, host_mib, up_s, down_s, samples FROM footprints ORDER BY used_at DESC"
 )
-UPSERT = "INSERT OR REPLACE INTO footprints VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-DELETE = "DELETE FROM footprints WHERE files = ? AND engine_version = ? AND launch = ? AND device_kind = ?"
+SELECT_TIERS = "SELECT files, engine_version, launch, device_kind, level, residue_mib, host_mib, sleep_s, wake_s FROM tiers ORDER BY level"
+INSERT = "INSERT INTO footprints VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_TIER = "INSERT INTO tiers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+WHERE = "WHERE files = ? AND engine_version = ? AND launch = ? AND device_kind = ?"
+
+
+def delete(db: sqlite3.Connection, key: Key) -> None:
+    for table in ("footprints", "tiers"):
+        db.execute(f"DELETE FROM {table} {WHERE}", astuple(key))
 
 
 def is_damaged(fault: Exception) -> bool:
@@ -225,7 +261,9 @@ def refuse_newer(db: sqlite3.Connection) -> None:
 def migrate(db: sqlite3.Connection) -> None:
     """Bring the file to SCHEMA_VERSION; one transaction, as two processes may open a new file at once."""
     db.execute("BEGIN IMMEDIATE")
-    if db.execute("PRAGMA user_version").fetchone() == (0,):
-        db.execute(SCHEMA)
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version < SCHEMA_VERSION:
+        for step in STEPS[version:]:
+            db.execute(step)
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     db.execute("COMMIT")
