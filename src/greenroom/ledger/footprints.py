@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ class Footprints:
             for row in rows:
                 tiers[Key(*row[:4])] += (LearnedTier(*row[4:]),)
         with closing(db.execute(SELECT)) as rows:
-            found = [(key := Key(*row[:4]), Learned(*row[4:], tiers=tiers[key])) for row in rows]
+            found = [(key := Key(*row[:4]), replace(Learned(*row[4:]), tiers=tiers[key])) for row in rows]
         self._known = OrderedDict(reversed(found[: self._rows_max]))
         for key, _ in found[self._rows_max :]:
             delete(db, key)
