@@ -15,7 +15,8 @@ crash=exit         exit: it is gone at once with 134 | core: the engine core die
 dying_s=0.3        s from the death of the engine core to the end of the server (5 in reality)
 sleep_s=0.02       wake_s=0.02       reload_s=0.02         s of work
 stream=16x0.002  * tokens x s between them (max_tokens wins over the first)
-prompt=0         * s before the first token                seed=0         of all chances
+prompt=0         * s before the first token                runner=        generate | embed | rank: it has no other routes
+seed=0             of all chances
 
 Hazards.  Each knob holds KIND[:ARG][*TIMES][%CHANCE][@FILE], or several with commas, the first that applies is taken:
 at most TIMES times (over all starts, until the steering file changes), with CHANCE (0..1), while FILE exists.
@@ -93,7 +94,7 @@ class Vllm(fe.Fake):
     defaults = fe.DEFAULTS | {
         "version": "0.32.0", "enforce": "0", "vram_asleep": "0", "weights": "", "host_mib": "", "host_kept": "0", "worker": "1",
         "strict": "", "crash": "exit", "dying_s": "0.3", "sleep_s": "0.02", "wake_s": "0.02", "reload_s": "0.02",
-        "stream": "16x0.002", "seed": "0", "on_sleep": "", "on_wake": "", "on_wake_kv": "", "on_reload": "", "on_first": "",
+        "stream": "16x0.002", "runner": "", "seed": "0", "on_sleep": "", "on_wake": "", "on_wake_kv": "", "on_reload": "", "on_first": "",
         "on_asleep": "",
     }  # fmt: skip
     control = frozenset(path for path, (method, _) in CONTROL.items() if method == "POST")
@@ -274,9 +275,9 @@ class Vllm(fe.Fake):
     # ---------------------------------------------------------------- routes
 
     def check(self, client):
-        if self.dead:
+        if self.dead or not self.ready:
             return self.reply(client, 503, b"")
-        return super().check(client)
+        return self.reply(client, 200, b"") if self.knobs["health"] == "ok" else super().check(client)
 
     def answer(self, client, asked):
         path, _, query = asked.target.partition("?")
@@ -293,11 +294,12 @@ class Vllm(fe.Fake):
                 card = {"id": self.name, "object": "model", "owned_by": "vllm", "root": self.flags["model"], "max_model_len": 4096}
                 return self.reply(client, 200, {"object": "list", "data": [card]})
             wanted, knobs = self.read(asked.body)
-            if asked.method != "POST" or path not in INFERENCE:
+            route, runner = INFERENCE.get(path, (None, ""))
+            if asked.method != "POST" or route is None or self.knobs["runner"] not in ("", runner):
                 return self.reply(client, 404, {"detail": "Not Found"})
             if wanted.get("model", self.name) != self.name:
                 return self.refuse(client, 404, f"The model `{wanted['model']}` does not exist.", "NotFoundError")
-            return INFERENCE[path](self, client, asked.number, wanted, knobs)
+            return route(self, client, asked.number, wanted, knobs)
         except Failed as exc:
             return self.refuse(client, 500, str(exc))
         except Dead:
@@ -711,12 +713,11 @@ class Usage:
         }
 
 
-INFERENCE = {
-    "/v1/chat/completions": Vllm.generate,
-    "/v1/completions": Vllm.generate,
-    "/v1/embeddings": Vllm.embed,
-    **dict.fromkeys(("/score", "/v1/score"), Vllm.score),
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), Vllm.rank),
+INFERENCE = {  # path -> (its answer, the kind of model that has it)
+    **dict.fromkeys(("/v1/chat/completions", "/v1/completions"), (Vllm.generate, "generate")),
+    "/v1/embeddings": (Vllm.embed, "embed"),
+    **dict.fromkeys(("/score", "/v1/score"), (Vllm.score, "rank")),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (Vllm.rank, "rank")),
 }
 
 

@@ -70,7 +70,7 @@ class Fake:
     def __init__(self, port, words):
         self.port = port
         self.knobs = dict(self.defaults)
-        self.steered = 0  # which state of the steering file holds
+        self.steered = ""  # which state of the steering file holds
         self.holder = os.getpid()  # the process that claims
         by_start = []
         for word in words:
@@ -103,16 +103,17 @@ class Fake:
     def steer(self):
         """Take the knobs of the steering file, when it changed."""
         try:
-            changed_at = os.stat(self.knobs["steer"]).st_mtime_ns
+            stat = os.stat(self.knobs["steer"])
         except OSError:
             return
-        if changed_at != self.steered:
+        state = f"{stat.st_mtime_ns} {stat.st_ino}"
+        if state != self.steered:
             with open(self.knobs["steer"]) as file:
                 wanted = json.load(file)
             self.knobs = dict(self.unsteered)
             for key, value in wanted.items():
                 self.set(key, str(value))
-            self.steered = changed_at
+            self.steered = state
 
     def number_of(self, key):
         return float(self.knobs[key])
