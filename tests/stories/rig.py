@@ -9,6 +9,8 @@ On the way out every rig checks what must hold in every story:
 * O2  every response is complete, or an explicit error; a cut stream ends with an error event, never cleanly;
 * O3  no two engines of one model are alive at once;
 * O4  after SIGTERM: exit code 0, no process, no zombie, no open port, no temporary file;
+* O5  no engine is put to sleep over a request, none gets one before it is awake, and no client sees what one says
+      whose weights are gone;
 * O6  /api/status answers within 250 ms at every moment (with slack for a starved machine).
 """
 
@@ -30,8 +32,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
-FE = Path(__file__).resolve().parent.parent / "fakes" / "fe.py"
+FAKES = Path(__file__).resolve().parent.parent / "fakes"
 DEVICE = "bench0"
 UP_S_MAX = 20.0  # for the server to announce its address
 DOWN_S_MAX = 20.0  # from SIGTERM to the exit
@@ -41,6 +44,8 @@ STATUS_S_WORST = 1.5  # ... of a single sample on a starved machine
 STARVED_S = 0.03  # the poller itself woke this much too late: its sample says nothing about the server
 POLL_S = 0.04
 READ_BYTES = 1 << 18
+CONTROL = frozenset({"/sleep", "/wake_up", "/collective_rpc", "/reset_prefix_cache", "/pause", "/resume"})
+GARBAGE = "!"  # in the text of a fake vLLM without its weights, and in no other
 
 Line = dict[str, Any]
 
@@ -57,29 +62,72 @@ class Fake:
     wrap: Callable[[Sequence[str]], Sequence[str]] | None = None
 
     def entry(self, name: str, rig: Rig) -> dict[str, Any]:
-        knobs = {"model": name, "journal": str(rig.journal_path), "claims": str(rig.claims), "budget": str(rig.budget_mib), **self.knobs}
-        command: Sequence[str] = [
-            sys.executable,
-            "-S",
-            "-E",
-            str(FE),
-            "--port",
-            "${PORT}",
-            *(f"{key}={value}" for key, value in knobs.items()),
-        ]
+        own = {"model": name, "journal": rig.journal_path, "claims": rig.claims, "budget": rig.budget_mib, "steer": rig.steering(name)}
+        knobs = {**own, **self.knobs}
+        command: Sequence[str] = [sys.executable, "-S", "-E", *self.program(name, rig), *(f"{key}={value}" for key, value in knobs.items())]
         if self.wrap is not None:
             command = self.wrap(command)
         return {"cmd": list(command), "memory": f"{knobs['vram']}MiB", "device": DEVICE, **self.config}
+
+    def program(self, name: str, rig: Rig) -> list[str]:
+        return [str(FAKES / "fe.py"), "--port", "${PORT}"]
+
+
+@dataclass(frozen=True, slots=True)
+class FakeVllm(Fake):
+    """A model served by the fake vLLM: also what stands on its command line, and how much its weights are on disk."""
+
+    weights: int = 0
+    flags: Sequence[str] = ()
+
+    def program(self, name: str, rig: Rig) -> list[str]:
+        link = rig.home / "vllm"  # the name that a command of vLLM has
+        if not link.is_symlink():
+            link.symlink_to(FAKES / "fake_vllm.py")
+        folder = rig.home / "weights" / quote(name, safe="")
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            with (folder / "model.safetensors").open("wb") as file:
+                file.truncate(self.weights << 20)  # takes no room
+        return [str(link), "serve", str(folder), "--port", "${PORT}", "--served-model-name", name, *self.flags]
 
 
 def fake(
     vram: int = 1000, *, config: Mapping[str, Any] | None = None, wrap: Callable[[Sequence[str]], Sequence[str]] | None = None, **knobs: Any
 ) -> Fake:
     """A fake model.  `knobs` are those of tests/fakes/fe.py; `start_2__ready_after=0.5` is `start.2.ready_after=0.5`."""
-    named = {
+    return Fake({"vram": str(vram), **by_name(knobs)}, dict(config or {}), wrap)
+
+
+def vllm(
+    vram: int = 8000,
+    vram_asleep: int | str = 1000,
+    *,
+    sleep: str | int = "auto",
+    sleep_after: float | None = None,
+    ttl: float | None = None,
+    weights: int | None = None,
+    flags: Sequence[str] = ("--enable-sleep-mode",),
+    config: Mapping[str, Any] | None = None,
+    wrap: Callable[[Sequence[str]], Sequence[str]] | None = None,
+    **knobs: Any,
+) -> Fake:
+    """A fake vLLM that can sleep.  `weights` MiB (3/4 of what it gives back) lie in its folder and are what level 1 copies.
+
+    `vram_asleep="1000,800"` is for levels 1 and 2.  `knobs` are those of tests/fakes/fake_vllm.py; seconds where times are.
+    """
+    weights = (vram - int(str(vram_asleep).partition(",")[0])) * 3 // 4 if weights is None else weights
+    idle = {"sleep_after": sleep_after, "ttl": ttl}
+    entry = {"sleep": str(sleep), **{key: f"{value}s" for key, value in idle.items() if value is not None}, **(config or {})}
+    sizes = {"vram": str(vram), "vram_asleep": str(vram_asleep), "weights": str(weights)}
+    return FakeVllm({**sizes, **by_name(knobs)}, entry, wrap, weights, flags)
+
+
+def by_name(knobs: Mapping[str, Any]) -> dict[str, str]:
+    """`start_2__vram=1` and `start_1_5__vram=1` as the fakes spell them."""
+    return {
         re.sub(r"^start_([\d_]+)__", lambda found: f"start.{found[1].replace('_', '-')}.", key): str(value) for key, value in knobs.items()
     }
-    return Fake({"vram": str(vram), **named}, dict(config or {}), wrap)
 
 
 # ------------------------------------------------------------------------------------------------------------ clients
@@ -114,6 +162,16 @@ class Reply:
     @property
     def tokens(self) -> list[bytes]:
         return [payload for payload in self.data if payload != b"[DONE]" and not payload.startswith(b'{"error"')]
+
+    @property
+    def text(self) -> str:
+        """What the model said, streamed or not; "" when it said nothing."""
+        said = ""
+        for payload in self.tokens if self.is_stream else [self.body]:
+            with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
+                choice = json.loads(payload)["choices"][0]
+                said += choice.get("text") or (choice.get("delta") or choice.get("message") or {}).get("content") or ""
+        return said
 
     @property
     def done(self) -> bool:
@@ -286,6 +344,7 @@ class Rig:
         models: Mapping[str, Fake | Mapping[str, Any]],
         *,
         budget_mib: int = 10_000,
+        host_budget_mib: int | None = None,
         config: Mapping[str, Any] | None = None,
         lenient: bool = False,
         may_abort: bool = False,
@@ -293,6 +352,7 @@ class Rig:
     ) -> None:
         self.home = tmp_path
         self.budget_mib = budget_mib
+        self.host_budget_mib = host_budget_mib
         self.journal_path = tmp_path / "journal.jsonl"
         self.claims = tmp_path / "claims"
         self.state_dir = tmp_path / "state"
@@ -325,6 +385,18 @@ class Rig:
             **self._extra,
         }
         self.config_path.write_text(json.dumps(document, indent=1))
+
+    def steering(self, model: str) -> Path:
+        return self.home / "steer" / f"{quote(model, safe='')}.json"
+
+    def steer(self, model: str, **knobs: Any) -> None:
+        """Change knobs of a model's fake from its next request on, in this process and those to come; None takes one back."""
+        path = self.steering(model)
+        path.parent.mkdir(exist_ok=True)
+        wanted = (json.loads(path.read_text()) if path.exists() else {}) | knobs
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps({key: value for key, value in wanted.items() if value is not None}))
+        new.rename(path)
 
     # ---------------------------------------------------------------- life
 
@@ -434,6 +506,9 @@ class Rig:
         """The standing oracles over what was seen so far."""
         claims = self.journal(event="claim")
         assert [line for line in claims if line["total_mib"] > self.budget_mib] == [], "O1: engines claimed more than the budget"
+        if self.host_budget_mib is not None:
+            over = [line for line in claims if line.get("host_mib") and line["total_host_mib"] > self.host_budget_mib]
+            assert over == [], "O1: sleepers hold more host RAM than there is"
         booked = [
             (at, device) for at, status in self.seen for device in status["devices"] if device["reserved_mib"] > device["capacity_mib"]
         ]
@@ -449,6 +524,10 @@ class Rig:
             if folder == self.tmp_dir or path.is_socket()
         ]
         assert left == [], "O4: temporary files or sockets"
+        assert [line for line in self.journal(event="sleep_begin") if line["in_flight"]] == [], "O5: put to sleep over a request"
+        assert self.journal(event="asleep_request") == [], "O5: a request came before the engine was awake"
+        assert self.journal(event="crash") == [], "O5: work on memory that was not there"
+        assert [reply.text for reply in self.replies if GARBAGE in reply.text] == [], "O5: a client got what a model without weights says"
         assert self._faults == [], "O6"
         self.check_latency()
         inner = [line for line in self.output if "invariant" in line or "Traceback" in line or "task failed" in line]
@@ -593,7 +672,21 @@ class Rig:
         return len(self.journal(model, "start"))
 
     def inferences(self, model: str = "") -> list[Line]:
-        return [line for line in self.journal(model, "begin") if line["method"] == "POST"]
+        """Requests that reached an engine and were no order to it."""
+        return [
+            line for line in self.journal(model, "begin") if line["method"] == "POST" and line["target"].partition("?")[0] not in CONTROL
+        ]
+
+    def moves(self, model: str) -> list[str]:
+        """What the engines of a model did about sleep, in order: "sleep 2", "wake weights", "reload", "wake kv_cache", "forget"."""
+        said = {
+            "sleep_end": lambda line: f"sleep {line['level']}",
+            "wake_end": lambda line: " ".join(["wake", *line["tags"]]),
+            "reload": lambda line: "reload",
+            "reset_prefix_cache": lambda line: "forget",
+            "start": lambda line: "start",
+        }
+        return [said[line["event"]](line) for line in self.journal(model) if line["event"] in said]
 
     async def wait_journal(self, model: str, event: str, count: int = 1, within_s: float = WAIT_S_MAX) -> Line:
         """The `count`-th such line, once it is there."""
