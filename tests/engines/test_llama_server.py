@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from greenroom import demo_models
-from greenroom.engines.base import DeviceRef
+from greenroom.engines.base import AsleepCheck, Call, DeviceRef
 from greenroom.engines.detect import describe
 from greenroom.engines.llama_memory import Options
 from greenroom.engines.llama_server import LlamaServer
@@ -136,3 +137,27 @@ def test_model_makers_are_seeded_and_leave_nothing_half_made(tmp_path: Path) -> 
     (tmp_path / "config.json").write_text(json.dumps({}))
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gguf", "b.gguf", "config.json"]
+
+
+def test_a_server_told_to_sleep_when_idle_dozes() -> None:
+    """It cannot be told to sleep, only woken: by a call that every kind of server has."""
+    engine = describe(a_model("llama-server -m x --sleep-idle-seconds 60"))
+    costs = engine.costs(engine.estimate([RAM]))
+    recipe = engine.sleep_recipe(1, ())
+
+    assert (costs.tiers, engine.no_sleep()) == ((), "it falls asleep by itself only, 60 s after its last request")
+    assert costs.doze is not None
+    assert (costs.doze.level, costs.doze.residue_mib, costs.doze.host_mib, costs.doze.sleep_s) == (1, 64, 0, 0.0)
+    assert engine.costs(engine.estimate([GPU0])).doze == replace(costs.doze, residue_mib=512)
+    assert engine.dozes() == AsleepCheck("/props", "is_sleeping", True)
+    assert (recipe.sleep, recipe.wake) == ((), (Call("/tokenize", "POST", b'{"content":""}'),))
+    assert (recipe.check, recipe.repeatable, recipe.unfit) == (engine.dozes(), False, "")
+
+
+@pytest.mark.parametrize("arguments", ["-m x", "-m x --sleep-idle-seconds -1", "--models-dir /m --sleep-idle-seconds 5"])
+def test_other_servers_stay_awake(arguments: str) -> None:
+    """Without the flag, with it off, and a router (whose children may sleep, not itself)."""
+    engine = describe(a_model(f"llama-server {arguments}"))
+
+    assert engine.costs(engine.estimate([RAM])).doze is None
+    assert (engine.dozes(), engine.no_sleep()) == (None, "it has no sleep routes")

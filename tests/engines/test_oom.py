@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from greenroom.core.facts import Cause
-from greenroom.engines.oom import ROWS, Class, classify, ending
+from greenroom.engines.oom import ROWS, Class, classify, ending, ran_out
 
 VLLM_REFUSAL = (
     "ValueError: Free memory on device cuda:0 (19.77/22.05 GiB) on startup is less than desired GPU memory utilization "
@@ -46,6 +46,7 @@ FIXTURES: tuple[tuple[str, Class, str], ...] = (
     ("vllm", Class.LOAD, "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests."),
     ("vllm", Class.DISTURBED, "AssertionError: Memory usage increased after sleeping."),
     ("vllm", Class.WAKE, "RuntimeError: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62"),
+    ("vllm", Class.CRASH, "RuntimeError: CUDA Error: invalid argument at /workspace/csrc/cumem_allocator.cpp:169"),
     ("vllm", Class.HOST, "ERROR Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor."),
     ("vllm", Class.WRAPPER, "ERROR Worker proc VllmWorker-1 died unexpectedly, shutting down executor."),
     ("vllm", Class.WRAPPER, "ERROR EngineCore encountered a fatal error."),
@@ -162,6 +163,44 @@ def test_every_row_of_the_table_has_a_line() -> None:
     bare = [row for row in ROWS if not any(re.search(row.pattern, line, row.flags) for _, _, line in FIXTURES)]
 
     assert bare == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "out"),
+    [
+        (
+            [
+                '{"error":{"message":"Call to wake_up method failed: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62",'
+                '"type":"InternalServerError","code":500}}'
+            ],
+            True,
+        ),
+        (["resuming", "[torch_memory_saver.cpp] CUresult error: 2 (out of memory)  file=csrc/utils.h line=28"], True),
+        (["\x1b[31mERROR\x1b[0m EngineCore failed", TORCH_OOM], True),
+        (
+            ["CUDA Error: out of memory at csrc/cumem_allocator.cpp:62", "CUDA Error: invalid argument at csrc/cumem_allocator.cpp:169"],
+            True,
+        ),
+        (["ggml_backend_cuda_buffer_type_alloc_buffer: allocating 9.00 MiB on device 0: cudaMalloc failed: out of memory"], True),
+        (["CUDA Error: invalid argument at csrc/cumem_allocator.cpp:169"], False),
+        (["cudaHostAlloc failed: out of memory"], False),
+        (["W llama_params_fit: failed to fit params to free device memory"], False),
+        (["AssertionError: Memory usage increased after sleeping."], False),
+        ([], False),
+    ],
+)
+def test_a_wake_that_ran_out_of_device_memory_is_told_from_other_failures(lines: list[str], out: bool) -> None:
+    """From the answer and the log: more room on the device helps only there."""
+    assert ran_out(lines) is out
+
+
+def test_an_engine_that_died_of_its_wake_died_of_memory() -> None:
+    """The driver's words win over the wrappers behind them."""
+    for line in ("CUDA Error: out of memory at csrc/cumem_allocator.cpp:62", "[torch_memory_saver.cpp] CUresult error: 2 (out of memory)"):
+        end = ending(-3, [line, "Scheduler hit an exception: Traceback", "EngineDeadError"])
+
+        assert end.cause is Cause.OOM
+        assert "while waking" in end.summary
 
 
 def test_an_ordinary_line_says_nothing() -> None:

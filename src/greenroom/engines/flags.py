@@ -45,6 +45,15 @@ class Flags:
             return True
         return bool(env) and env in self.env and self.env[env].strip().lower() not in OFF | {""}
 
+    def under(self, *names: str) -> tuple[str, ...]:
+        """All values of flags and of their parts (`--config.part value`)."""
+        found = []
+        for item, following in zip(self.argv, (*self.argv[1:], ""), strict=True):
+            name, equals, rest = item.partition("=")
+            if self._same(name).partition(".")[0] in names:
+                found.append(rest if equals else following)
+        return tuple(found)
+
     def last(self, on: str, off: str) -> bool | None:
         """Which of a pair of switches has the last word; None when neither is given."""
         given = [name for item in self.argv if (name := self._same(item.partition("=")[0])) in (on, off)]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from greenroom.core.facts import SleepTier
 from greenroom.engines import devices as pinning
 from greenroom.engines import gguf
 from greenroom.engines import llama_memory as memory
-from greenroom.engines.base import DeviceRef, Estimate, Readiness
+from greenroom.engines.base import AsleepCheck, Call, DeviceRef, Estimate, Readiness, SleepRecipe
 from greenroom.engines.discovery import PROGRAM, Found, find_llama_server
 from greenroom.engines.flags import OFF, basename
-from greenroom.engines.generic import Generic
+from greenroom.engines.generic import Generic, json_body
 
 MODEL = ("-m", "--model")
 DRAFT = ("-md", "--model-draft", "--spec-draft-model")
@@ -29,6 +30,9 @@ EMBEDDING = ("--embedding", "--embeddings")
 RERANK = ("--rerank", "--reranking")
 DISK_MIB_PER_S = 1024.0
 UP_FLOOR_S = 0.3
+WAKE_FLOOR_S = 0.1
+ASLEEP_RAM_MIB = 64  # 29 to 46 MiB measured
+ASLEEP_GPU_MIB = 512  # its context stays
 CPU_INFO = Path("/proc/cpuinfo")
 CPU_INFO_BYTES_MAX = 64 * 1024
 
@@ -38,6 +42,7 @@ class LlamaServer(Generic):
     port_flags: ClassVar[tuple[str, ...]] = ("--port",)
     host_flags: ClassVar[tuple[str, ...]] = ("--host",)
     key_variables: ClassVar[tuple[str, ...]] = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY")
+    canary_extras: ClassVar[Mapping[str, Any]] = {"ignore_eos": True}
     term_again_s: ClassVar[float | None] = 1.0  # a TERM just after it became ready can be swallowed
     ready_lines: ClassVar[re.Pattern[str]] = re.compile(r"listening on http|server is listening|model loaded|all slots are idle")
 
@@ -145,7 +150,7 @@ class LlamaServer(Generic):
         files = self._headers
         if files is None:
             why = "the model is fetched at start" if self.flags.value(*FETCHED) else "no readable GGUF file is named"
-            return Estimate(None, detail=f"{why}: its need is learned at the first start")
+            return Estimate(None, detail=f"{why}: its need is learned at the first start", in_ram=self._in_ram(devices))
         options = self.options()
         if self._in_ram(devices):
             need = memory.on_host(files, options, cpu_flags())
@@ -153,7 +158,7 @@ class LlamaServer(Generic):
             total = max((device.total_mib for device in devices), default=0)
             vendor = next((device.vendor for device in devices), "")
             need = memory.on_gpus(files, options, count=self.config.devices_count, vendor=vendor, total_mib=total)
-        return Estimate(need.device_mib, need.host_mib, "estimated", need.describe())
+        return Estimate(need.device_mib, need.host_mib, "estimated", need.describe(), in_ram=self._in_ram(devices))
 
     def _in_ram(self, devices: Sequence[DeviceRef]) -> bool:
         """Whether its memory is this host's RAM.  A declared device counts as RAM unless layers are offloaded by name."""
@@ -189,10 +194,44 @@ class LlamaServer(Generic):
 
     def times(self) -> tuple[float, float]:
         """Weights at 1 GiB/s and up to a second of set-up; small files start in a few tenths of a second."""
+        load_s = self._load_s()
+        return UP_FLOOR_S + load_s + min(0.7, load_s), 0.2
+
+    def _load_s(self) -> float:
         files = self._headers
         weights_mib = sum(part.file_bytes for part in (*files.model, *files.draft)) / (1 << 20) if files else DISK_MIB_PER_S
-        load_s = weights_mib / DISK_MIB_PER_S
-        return UP_FLOOR_S + load_s + min(0.7, load_s), 0.2
+        return weights_mib / DISK_MIB_PER_S
+
+    # ----------------------------------------------------------------------------------------------------------- sleep
+
+    def idle_s(self) -> int | None:
+        """Seconds after which it falls asleep by itself; None = never.  A router only hands the flag on."""
+        seconds = self.flags.integer("--sleep-idle-seconds")
+        router = self.flags.value(*ROUTER) or self.env.get("LLAMA_ARG_MODELS_DIR")
+        return None if seconds is None or seconds < 1 or router else seconds
+
+    def own_no_sleep(self) -> str:
+        seconds = self.idle_s()
+        return "it has no sleep routes" if seconds is None else f"it falls asleep by itself only, {seconds} s after its last request"
+
+    def doze(self, estimate: Estimate) -> SleepTier | None:
+        if self.idle_s() is None:
+            return None
+        load_s = self._load_s()
+        return SleepTier(1, ASLEEP_RAM_MIB if estimate.in_ram else ASLEEP_GPU_MIB, 0, 0.0, WAKE_FLOOR_S + load_s)
+
+    def dozes(self) -> AsleepCheck | None:
+        # Says "awake" as soon as it begins to load: only the answer to a call that woke it means that it serves.
+        return AsleepCheck("/props") if self.idle_s() is not None else None
+
+    def own_recipe(self, level: int, version: tuple[int, ...]) -> SleepRecipe:
+        """Only waking: every kind of server has this route, and answers on it when the model is loaded again."""
+        check = self.dozes()
+        if check is None or level != 1:
+            return super().own_recipe(level, version)
+        wake = Call("/tokenize", body=json_body({"content": ""}))
+        # It dies of a load that fails.
+        return SleepRecipe(level, (), (wake,), check, self.verifies(level), repeatable=False)
 
     def files(self) -> tuple[Path, ...]:
         named = [self.flags.value(*MODEL, env="LLAMA_ARG_MODEL"), self.flags.value(*DRAFT, env="LLAMA_ARG_SPEC_DRAFT_MODEL")]

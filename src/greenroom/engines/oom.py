@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -53,6 +53,7 @@ CAUSES = {
     Class.CRASH: Cause.EXITED,
     Class.WRAPPER: Cause.EXITED,
 }
+DEVICE_FULL = frozenset({Class.WAKE, Class.LOAD, Class.CONTEXT, Class.RUNTIME})
 MEANINGS = {
     Class.BUDGET: "refused to start because its share of the device was not free",
     Class.SHARE: "cannot hold its weights and context in the share it was given; raise the share or lower the context",
@@ -104,6 +105,7 @@ ROWS: tuple[Row, ...] = (
     Row("vllm", L, r"CUDA out of memory occurred when warming up (?:sampler|pooler)"),
     Row("vllm", D, r"Memory usage increased after sleeping"),
     Row("vllm", W, r"CUDA Error: out of memory at .*cumem"),
+    Row("vllm", X, r"CUDA Error: invalid argument at .*cumem"),  # a second wake over what the first one left
     Row("vllm", H, r"Worker proc .* died unexpectedly \(exit code: -9\)"),
     Row("vllm", WRAP, r"Worker proc .* died unexpectedly"),
     Row("vllm", WRAP, r"EngineCore encountered a fatal error"),
@@ -214,6 +216,12 @@ def classify(line: str) -> Row | None:
     if any(row.kind is Class.HARMLESS for row in found):
         return next(row for row in found if row.kind is Class.HARMLESS)
     return min(found, key=lambda row: RANK[row.kind], default=None)
+
+
+def ran_out(lines: Iterable[str]) -> bool:
+    """Whether one of these lines (of a log, of an error answer) says that device memory was full: more room may help."""
+    rows = (classify(ANSI.sub("", line)) for line in lines)
+    return any(row is not None and row.kind in DEVICE_FULL for row in rows)
 
 
 def ending(exit_code: int | None, log_tail: Sequence[str]) -> Ending:

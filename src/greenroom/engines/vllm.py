@@ -200,8 +200,10 @@ class Vllm(Generic):
             return f"weights of the format {loader} cannot be reloaded after level 2"
         if self.flags.has("--enable-lora"):
             return "LoRA adapters would be lost at level 2"
-        draft = self.flags.value("--speculative-config", "-sc", "--speculative-model")
-        if draft is not None and not WITHOUT_WEIGHTS.search(draft):
+        if self.flags.has("--enable-expert-parallel"):
+            return "weights spread by expert parallelism are not right again after level 2"
+        draft = " ".join(self.flags.under("--speculative-config", "--speculative-model"))
+        if draft and not WITHOUT_WEIGHTS.search(draft):
             return "the weights of its draft model would be lost at level 2"
         return ""
 
@@ -234,8 +236,9 @@ class Vllm(Generic):
         if level == 2:
             reload = Call("/collective_rpc", body=json_body({"method": "reload_weights"}))
             wake = (Call("/wake_up?tags=weights"), reload, Call("/wake_up?tags=kv_cache"), forget)
-        # After a wake that failed half-way some versions have dropped copies of weights: nobody may believe the next one unseen.
-        repeatable = level == 2 or self.config.canary != "off"
+        # A wake that failed half-way may have dropped copies of weights: nobody may believe the next one unseen.  One of
+        # several ranks that failed leaves the others unable to wake twice.
+        repeatable = (level == 2 or self.config.canary != "off") and (self.devices_count() or 1) == 1
         return SleepRecipe(
             level, (Call(f"/sleep?level={level}{mode}"),), wake, AsleepCheck("/is_sleeping"), self.verifies(level), repeatable
         )
