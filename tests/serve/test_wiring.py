@@ -191,6 +191,8 @@ OTHER: dict[str, Any] = {
     "metadata": {"a": 1},
     "start_s_max": 1.0,
     "stop_s_max": 1.0,
+    "sleep_s_max": 7.0,
+    "wake_s_max": 7.0,
     "ttl_s": 1.0,
     "sleep_after_s": 1.0,
     "parallel": 3,

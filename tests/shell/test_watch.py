@@ -47,6 +47,7 @@ def an_engine(model: str, device: DeviceRef, *, stall_s: float | None = None, bu
     process = SimpleNamespace(tree=lambda: ME, started_at=0.0)
     note = lambda device, sample, pids: sum(mib for pid, mib in sample.processes.items() if pid in pids)  # noqa: E731
     return SimpleNamespace(
+        asleep=0,
         model=model,
         generation=1,
         engine=engine,

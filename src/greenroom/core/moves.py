@@ -347,9 +347,11 @@ def fell_asleep(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         entry.costs.residue_mib[level] = max(measured)
     residue = max(measured) if measured else entry.costs.residue(tier)
     needs = dict.fromkeys(instance.devices, residue)
-    if report.host_mib is not None and before is not State.WAKING:
-        entry.costs.copy_mib[level] = report.host_mib
-    host = report.host_mib if report.host_mib is not None else entry.costs.copy(tier)
+    ram = stage.book.pools.get("ram")
+    seen = report.host_mib if ram is None or ram.device.measured else None  # of a device that is only booked, nothing counts as seen
+    if seen is not None and before is not State.WAKING:
+        entry.costs.copy_mib[level] = seen
+    host = entry.costs.copy(tier) if seen is None else seen
     if host and "ram" in stage.book.pools and "ram" not in needs:
         needs["ram"] = host
     stage.book.set(entry.id, needs)

@@ -14,6 +14,7 @@ MIB = 1024 * 1024
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # The exact share costs about 10 ms for each GiB a process holds; above this the kernel's plain counters must do.
 EXACT_MIB_MAX = 1024
+FILES_LOOKED_AT_MAX = 4096
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
@@ -44,6 +45,39 @@ def tree_mib(pids: Iterable[int]) -> int:
             return sum(share or 0 for share in shares) // MIB
     private = sum(rss - shared for _, rss, shared in held)
     return (private + max((shared for _, _, shared in held), default=0)) // MIB
+
+
+def unmapped_mib(pids: Iterable[int]) -> int:
+    """RAM these processes hold in anonymous files (memfd) that no process maps: it is in nobody's resident set."""
+    seen: dict[int, int] = {}  # inode -> bytes
+    for pid in pids:
+        files = _memory_files(pid)
+        if files:
+            mapped = {int(line.split()[4]) for line in _maps(pid) if b"/memfd:" in line}
+            seen.update({inode: size for inode, size in files.items() if inode not in mapped})
+    return sum(seen.values()) // MIB
+
+
+def _memory_files(pid: int) -> dict[int, int]:
+    """inode -> bytes in RAM of each memfd a process has open."""
+    found: dict[int, int] = {}
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return found
+    for name in names[:FILES_LOOKED_AT_MAX]:
+        try:
+            if os.readlink(f"{folder}/{name}").startswith("/memfd:"):
+                stat = os.stat(f"{folder}/{name}")
+                found[stat.st_ino] = stat.st_blocks * 512
+        except OSError:
+            continue
+    return found
+
+
+def _maps(pid: int) -> list[bytes]:
+    return read_small(f"/proc/{pid}/maps", 8 * MIB).splitlines()
 
 
 def _resident(pid: int) -> tuple[int, int]:

@@ -150,6 +150,7 @@ class Desk:
             "name": config.name,
             "description": config.description,
             "ttl_s": config.ttl_s,
+            "sleep_after_s": config.sleep_after_s,
             "parallel": lowered.parallel,
             "queue_limit": config.queue_limit,
             "priority": config.priority,

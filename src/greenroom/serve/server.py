@@ -33,7 +33,7 @@ from greenroom.proxy.keys import Keys
 from greenroom.proxy.limits import Limits
 from greenroom.shell.crew import HostCrew
 from greenroom.shell.heart import Shell
-from greenroom.shell.watch import Sampler, StallGuard
+from greenroom.shell.watch import DozeWatch, Sampler, StallGuard
 
 from .accounts import Accounts
 from .desk import Desk, EventFeed, RingHandler
@@ -163,6 +163,7 @@ class GreenroomServer:
             tasks = [
                 self.shell.spawn(sampler.run()),
                 self.shell.spawn(StallGuard(self.shell, self.crew, self.door).run()),
+                self.shell.spawn(DozeWatch(self.shell, self.crew).run()),
             ]
             self._announce(listener, plan)
             self.shell.begin()
@@ -291,6 +292,7 @@ class GreenroomServer:
         engines = {**{name: engine for name, engine in old.engines.items() if name in self.crew.running}, **plan.stage.engines}
         plan.stage.engines = engines
         plan.stage.devices = {**old.devices, **plan.stage.devices}
+        plan.stage.levels = {**{name: levels for name, levels in old.levels.items() if name in self.crew.running}, **plan.stage.levels}
         self.crew.stage = plan.stage
         self.plan = self.desk.plan = plan
         self.crew.lacking = dict(plan.missing)

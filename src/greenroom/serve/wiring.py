@@ -36,6 +36,8 @@ LIVE_FIELDS = frozenset(
         "metadata",
         "start_s_max",
         "stop_s_max",
+        "sleep_s_max",
+        "wake_s_max",
         "ttl_s",
         "sleep_after_s",
         "parallel",
@@ -84,7 +86,8 @@ def make_plan(config: Config, gpus: Sequence[GpuInfo], learned: Footprints) -> P
         models.append(lower_model(config, model, engine, estimate, candidates, learned.get(key)))
     groups = tuple(Group(group.id, frozenset(group.members), group.swap, group.exclusive, group.persistent) for group in config.groups)
     setup = Setup(devices, tuple(models), groups, policy_of(config))
-    stage = Stage(engines, refs, config.start_port)
+    levels = {model.id: tuple(tier.level for tier in model.sleep) for model in models if model.sleep}
+    stage = Stage(engines, refs, config.start_port, levels, frozenset(model.id for model in models if model.doze is not None))
     return Plan(config, setup, stage, catalog_of(config, engines), estimates, keys, missing)
 
 
@@ -191,7 +194,7 @@ def lower_model(
     need, source = need_of(model, estimate, learned)
     # Untouched pages of host RAM, and a share an engine was told to take, are not free because they were not seen in use.
     floor = (estimate.device_mib or 0) if candidates == ("ram",) or estimate.source == "flags" else 0
-    tiers = () if model.sleep == "off" else tuple(tier for tier in costs.tiers if model.sleep == "auto" or str(tier.level) == model.sleep)
+    tiers = costs.tiers
     return Model(
         id=model.id,
         devices=candidates,
@@ -208,6 +211,8 @@ def lower_model(
         on_conflict=model.on_conflict,
         priority=Priority(model.priority),
         sleep=tiers,
+        doze=costs.doze if model.sleep != "off" else None,
+        no_sleep="" if tiers or costs.doze is not None else engine.no_sleep(),
         sleep_after_s=model.sleep_after_s,
         ttl_s=model.ttl_s,
         up_s=learned.up_s if learned is not None and learned.up_s is not None else costs.up_s,

@@ -8,19 +8,24 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from greenroom.core.facts import Cause, InstanceReported, MemoryMeasured, Sleep, Start, State, Stop, Verify, Wake
 from greenroom.engines.base import DeviceRef, Engine, Launch
+from greenroom.host.calls import Line
 from greenroom.host.gpus import GpuError, Gpus, GpuSample
 from greenroom.host.logs import LogRing
-from greenroom.host.memory import tree_mib
+from greenroom.host.memory import tree_mib, unmapped_mib
 from greenroom.host.ports import PortError, free_port, listening, owner_is
 from greenroom.host.probes import NotReady, probe_once, wait_ready
 from greenroom.host.processes import Process, SpawnError, StopOutcome, spawn, stop
 from greenroom.host.supervisor import Supervisor
+
+from .sleeper import Sleeper, Trouble
 
 log = logging.getLogger("greenroom")
 
@@ -32,7 +37,11 @@ RELEASE_SLACK_MIB = 64  # drivers keep a little
 END_ALL_GRACE_S = 3.0
 VERIFY_S_MAX = 2.0
 STALLED_GRACE_S = 0.5
+STEADY_SHARE = 0.01  # two looks at a sleeper's memory that differ by less tell what it keeps
+STEADY_S_MAX = 2.0  # where nothing was given back
+HEARD_LINES_MAX = 500  # of an engine's log, while it is woken
 TAIL_LINES = 40
+DOZE_LEVEL = 1
 
 
 @dataclass(slots=True)
@@ -54,6 +63,10 @@ class Running:
     pids: frozenset[int] = frozenset()  # its tree, as last looked at
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     hot: object = None  # what the front end keeps for requests that need not wait
+    sleeper: Sleeper | None = None  # of an engine that can sleep
+    asleep: int = 0  # the level it sleeps at; 0 = it does not
+    heard: deque[str] = field(default_factory=lambda: deque(maxlen=HEARD_LINES_MAX))  # its log lines during a sleep or a wake
+    compare_next: bool = False  # its last wake failed half-way: what it answers is compared after the next
 
     def note(self, device: str, sample: GpuSample, pids: frozenset[int]) -> int:
         """MiB it holds on a device; remembered for its end, so no more once it is ending: the driver may forget it piece by piece."""
@@ -73,6 +86,8 @@ class Stage:
     engines: Mapping[str, Engine]
     devices: Mapping[str, DeviceRef]
     start_port: int = 5800
+    levels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # model -> sleep levels it may be sent to
+    dozers: frozenset[str] = frozenset()  # models whose engines fall asleep by themselves
 
 
 @dataclass(slots=True)
@@ -155,20 +170,47 @@ class HostCrew:
                 if not exc.port_taken or not tries_left or attempt.called_off:
                     return report
                 continue
+            unfit, why = await self._prepare_sleep(running)
             if running.stopping:
                 return None
             running.ready = True
-            return await self._ready(running, began_at)
+            return await self._ready(running, began_at, unfit, why)
         raise AssertionError("unreachable")
 
-    async def _ready(self, running: Running, began_at: float) -> InstanceReported:
+    async def _prepare_sleep(self, running: Running) -> tuple[tuple[int, ...], str]:
+        """What its later sleep needs to know of it as it is now: version, canary.  Levels it must not use, and why."""
+        engine, levels = running.engine, self.stage.levels.get(running.model, ())
+        if not levels and running.model not in self.stage.dozers:
+            return (), ""
+        readiness = engine.readiness()
+        line = Line(running.host, running.port, readiness.base_path, engine.control_headers())
+        sleeper = running.sleeper = Sleeper(line, readiness, lambda: running.heard)
+        await sleeper.learn_version(engine.version_call())
+        recipes = [engine.sleep_recipe(level, sleeper.version) for level in levels]
+        reasons = {recipe.level: recipe.unfit for recipe in recipes if recipe.unfit}
+        if levels and (canaries := engine.canaries()):
+            why = await sleeper.record(canaries)
+            if why:
+                reasons |= {recipe.level: f"no canary could be recorded: {why}" for recipe in recipes if recipe.verify and not recipe.unfit}
+        told = "; ".join(f"level {level} is not used, {why}" for level, why in sorted(reasons.items()))
+        return tuple(sorted(reasons)), told
+
+    async def _ready(self, running: Running, began_at: float, unfit: tuple[int, ...] = (), why: str = "") -> InstanceReported:
         """On host RAM the sampler measures it in a moment: somebody waits now, and looking costs as long as a tiny engine's whole start."""
         took_s = self._clock() - began_at
         measured, host_mib = (
             ({}, None) if all(ref.kind == "ram" for ref in running.devices) else (await self.measure(running), self._host_mib(running))
         )
         return InstanceReported(
-            self._clock(), running.model, running.generation, State.READY, took_s=took_s, measured_mib=measured, host_mib=host_mib
+            self._clock(),
+            running.model,
+            running.generation,
+            State.READY,
+            took_s=took_s,
+            measured_mib=measured,
+            host_mib=host_mib,
+            why=why,
+            unfit_levels=unfit,
         )
 
     async def _spawn(self, action: Start, engine: Engine) -> Running:
@@ -351,17 +393,109 @@ class HostCrew:
         others = sum(mib for pid, mib in sample.processes.items() if pid not in pids)
         return sample.used_mib - others - rest_then
 
-    # ------------------------------------------------------------------ sleep and wake (engines that can come with their adapters)
+    # ------------------------------------------------------------------ sleep and wake
 
     async def sleep(self, action: Sleep) -> InstanceReported | None:
-        return await self._end_without_recipe(action.model, action.generation, "sleep")
+        """Nothing is in flight.  ASLEEP with what it still holds; or ended: an engine that is half asleep is no use to anybody."""
+        running = self._current(action.model, action.generation)
+        if running is None or running.sleeper is None:
+            return await self.end(action.model, action.generation, Cause.SLEEP_FAILED, "it has no sleep calls")
+        began_at = self._clock()
+        before = await self.measure(running)
+        recipe = running.engine.sleep_recipe(action.level, running.sleeper.version)
+        try:
+            with self._listening(running):
+                await running.sleeper.fall_asleep(recipe, running.engine.config.sleep_s_max)
+        except Trouble as exc:
+            return await self.end(action.model, action.generation, Cause.SLEEP_FAILED, exc.why)
+        if running.stopping:
+            return None
+        running.asleep = action.level
+        measured = await self._steady(running, before)
+        return await self._fell_asleep(running, began_at, measured)
+
+    async def _fell_asleep(
+        self, running: Running, began_at: float | None, measured: dict[str, int], why: str = ""
+    ) -> InstanceReported | None:
+        host_mib = await asyncio.to_thread(self._host_mib, running)
+        samples = await self.look([*running.devices, *(ref for ref in self.stage.devices.values() if ref.kind == "ram")])
+        if running.stopping:
+            return None
+        return InstanceReported(
+            self._clock(),
+            running.model,
+            running.generation,
+            State.ASLEEP,
+            took_s=None if began_at is None else self._clock() - began_at,
+            measured_mib=measured,
+            host_mib=host_mib,
+            cause=Cause.OOM if why else Cause.NONE,
+            why=why,
+            level=running.asleep,
+            samples=samples,
+        )
 
     async def wake(self, action: Wake) -> InstanceReported | None:
-        return await self._end_without_recipe(action.model, action.generation, "wake")
+        """READY once it answers as before.  ASLEEP when there was no room for it; ended when anything else went wrong."""
+        running = self._current(action.model, action.generation)
+        if running is None or running.sleeper is None:
+            return await self.end(action.model, action.generation, Cause.WAKE_FAILED, "it has no wake calls")
+        began_at, sleeper, limit_s = self._clock(), running.sleeper, running.engine.config.wake_s_max
+        recipe = running.engine.sleep_recipe(action.level, sleeper.version)
+        try:
+            with self._listening(running):
+                async with asyncio.timeout(limit_s):
+                    await sleeper.wake_up(recipe, limit_s, compare=recipe.verify or running.compare_next)
+                    if not await probe_once(running.host, running.port, running.engine.readiness(), limit_s):
+                        raise Trouble("it was woken, and does not answer its check")
+                    if told := await sleeper.warm_up(limit_s):
+                        running.process.log.note(f"[greenroom: {told}]")
+        except TimeoutError:
+            return await self.end(
+                action.model, action.generation, Cause.WAKE_FAILED, f"it was not awake after {limit_s:g} s (wake_timeout)"
+            )
+        except Trouble as exc:
+            if exc.no_room and recipe.repeatable and not running.stopping and await sleeper.says_asleep(recipe):
+                running.compare_next = True
+                return await self._fell_asleep(running, None, await self.measure(running), exc.why)
+            return await self.end(action.model, action.generation, Cause.OOM if exc.no_room else Cause.WAKE_FAILED, exc.why)
+        if running.stopping:
+            return None
+        running.asleep, running.compare_next = 0, False
+        return await self._ready(running, began_at)
 
-    async def _end_without_recipe(self, model: str, generation: int, what: str) -> InstanceReported | None:
-        """A word must be true before it is sent: an engine that cannot do it is ended, then reported as stopped."""
-        return await self.end(model, generation, Cause.MISCONFIGURED, f"the engine of {model} has no {what} recipe")
+    async def dozes(self, running: Running) -> InstanceReported | None:
+        """Ask an engine that may fall asleep by itself; ASLEEP when it has."""
+        check = running.engine.dozes()
+        if check is None or running.sleeper is None or running.stopping or running.asleep:
+            return None
+        if not await running.sleeper.is_dozing(check) or running.stopping:
+            return None
+        running.asleep = DOZE_LEVEL
+        return await self._fell_asleep(running, None, await self.measure(running))
+
+    @contextmanager
+    def _listening(self, running: Running) -> Iterator[None]:
+        """What it says meanwhile tells why a call failed."""
+        running.heard.clear()
+        undo = running.process.log.listen(running.heard.extend)
+        try:
+            yield
+        finally:
+            undo()
+
+    async def _steady(self, running: Running, before: Mapping[str, int]) -> dict[str, int]:
+        """MiB it keeps: looked at until it stays the same, and for a while where it gave nothing back."""
+        began_at, last = self._clock(), await self.measure(running)
+        while any(ref.kind in ("gpu", "mig") for ref in running.devices) and self._clock() - began_at < self._release_s_max:
+            await asyncio.sleep(RELEASE_POLL_S)
+            now = await self.measure(running)
+            given_back = any(now.get(device, 0) < mib * (1 - RELEASE_SHARE) for device, mib in before.items())
+            steady = all(abs(mib - last.get(device, 0)) <= max(1, STEADY_SHARE * mib) for device, mib in now.items())
+            last = now
+            if steady and (given_back or self._clock() - began_at >= STEADY_S_MAX):
+                break
+        return last
 
     # ------------------------------------------------------------------ looking after it
 
@@ -439,7 +573,7 @@ class HostCrew:
         pids = running.process.tree()
         for ref in running.devices:
             if ref.kind == "ram":
-                found[ref.id] = tree_mib(pids)
+                found[ref.id] = await asyncio.to_thread(held_mib, running, pids)
             elif ref.kind in ("gpu", "mig") and ref.uuid:
                 try:
                     sample = await asyncio.to_thread(self._gpus.sample, ref.uuid)  # a driver in trouble may take seconds
@@ -449,7 +583,7 @@ class HostCrew:
         return found
 
     def _host_mib(self, running: Running) -> int:
-        return tree_mib(running.process.tree())
+        return held_mib(running, running.process.tree())
 
     # ------------------------------------------------------------------ small things
 
@@ -470,6 +604,11 @@ class HostCrew:
                 log.warning("%s: did not end on TERM, killed", running.model)
 
         return note
+
+
+def held_mib(running: Running, pids: frozenset[int]) -> int:
+    """MiB of host RAM an engine holds; while it sleeps its copy may lie in memory that is in no process's address space."""
+    return tree_mib(pids) + (unmapped_mib(pids) if running.asleep else 0)
 
 
 async def _blind(refs: Sequence[DeviceRef]) -> tuple[MemoryMeasured, ...]:

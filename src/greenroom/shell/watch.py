@@ -10,10 +10,10 @@ from typing import Protocol
 from greenroom.core.facts import Cause, InstanceReported, MemoryMeasured, State
 from greenroom.engines.base import DeviceRef
 from greenroom.host.gpus import GpuError, Gpus
-from greenroom.host.memory import available_mib, total_mib, tree_mib
+from greenroom.host.memory import available_mib, total_mib
 from greenroom.host.probes import probe_once
 
-from .crew import HostCrew, Running
+from .crew import HostCrew, Running, held_mib
 from .heart import Shell
 
 log = logging.getLogger("greenroom")
@@ -22,6 +22,7 @@ SAMPLE_S = 1.0
 SAMPLE_FAST_S = 0.25  # while something starts or has just started: a peak must not be missed
 FAST_FOR_S = 10.0
 STALL_LOOK_S = 1.0
+DOZE_LOOK_S = 0.5
 STALL_PROBES = 3
 STALL_PROBE_S_MAX = 5.0
 STALL_DEFAULT_S = 60.0  # no byte on a request for this long, and no answer to probes: dead
@@ -77,12 +78,13 @@ class Sampler:
         return tuple(samples)
 
     async def _look_at_ram(self, ref: DeviceRef, trees: Mapping[str, frozenset[int]]) -> MemoryMeasured:
-        own, used = await asyncio.to_thread(self._ram_in_use, trees)  # milliseconds for each GiB
-        return MemoryMeasured(self._shell.clock(), ref.id, used, own, "other programs")
+        running = [(each, trees[each.model]) for each in self._crew.running.values() if each.model in trees]
+        own, available = await asyncio.to_thread(self._ram_in_use, running)  # milliseconds for each GiB
+        used = max(0, self._total_mib - available)
+        return MemoryMeasured(self._shell.clock(), ref.id, used, own, "other programs", available)
 
-    def _ram_in_use(self, trees: Mapping[str, frozenset[int]]) -> tuple[dict[str, int], int]:
-        own = {model: tree_mib(pids) for model, pids in trees.items()}
-        return own, max(0, self._total_mib - available_mib())
+    def _ram_in_use(self, running: Sequence[tuple[Running, frozenset[int]]]) -> tuple[dict[str, int], int]:
+        return {each.model: held_mib(each, pids) for each, pids in running}, available_mib()
 
     async def _look_at_gpu(self, ref: DeviceRef, running: Iterable[Running], trees: Mapping[str, frozenset[int]]) -> MemoryMeasured | None:
         try:
@@ -107,6 +109,35 @@ class Sampler:
             pid = max(others, key=lambda each: others[each])
             holder = f"pid {pid} ({others[pid]} MiB)"
         return MemoryMeasured(self._shell.clock(), ref.id, sample.used_mib, own, holder)
+
+
+class DozeWatch:
+    """Notices engines that fall asleep by themselves: what they gave back is free for others, and who asks for them waits for the wake."""
+
+    def __init__(self, shell: Shell, crew: HostCrew) -> None:
+        self._shell, self._crew = shell, crew
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(DOZE_LOOK_S)
+            for running in list(self._crew.running.values()):
+                if running.ready and running.model in self._crew.stage.dozers and self._is_quiet(running):
+                    await self._look(running)
+
+    def _is_quiet(self, running: Running) -> bool:
+        return not running.asleep and self._shell.scheduler.state_of(running.model) is State.READY
+
+    async def _look(self, running: Running) -> None:
+        try:
+            report = await self._crew.dozes(running)
+        except Exception:  # one bad look must not be the last one
+            log.exception("%s could not be asked whether it sleeps", running.model)
+            return
+        if report is None:
+            return
+        self._shell.post(report)
+        if self._shell.scheduler.state_of(running.model) is not State.ASLEEP:
+            running.asleep = 0  # somebody was admitted meanwhile, and has woken it
 
 
 class StallGuard:
