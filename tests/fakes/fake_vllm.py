@@ -114,7 +114,7 @@ class Vllm(fe.Fake):
         self.paused = ""  # "" | new (runs what it has) | all
         self.sleeping_tags = set()
         self.level = 0  # the one that sleeps
-        self.told_level = 0  # the one the metric shows
+        self.told_level = 0  # the one the metric shows; -1: none
         self.mapped = set(TAGS)
         self.left_over = 0  # MiB mapped by a wake that failed
         self.host_copy = 0
@@ -381,7 +381,7 @@ class Vllm(fe.Fake):
                 raise Dead
             with self.turn:
                 self.fall_asleep(level)
-        self.told_level = level if level in (1, 2) else 0
+        self.told_level = level if level in (1, 2) else -1
         self.tell("sleep_end", mib=self.holding(), host_mib=self.host_copy, **said)
         return self.reply(client, 200, {"status": "sleeping", "level": level} if self.since(0, 32) else b"")
 
@@ -575,7 +575,10 @@ class Vllm(fe.Fake):
             self.state.notify_all()
 
     def tokens(self, run, wanted, knobs):
-        """Yields the tokens, then how it ended ("length", "stop" or "abort")."""
+        """Yields tokens, each with None or, the last, with how it ended ("length", "stop" or "abort")."""
+        if run.aborted:
+            yield "", "abort"
+            return
         many, _, pause = knobs["stream"].partition("x")
         limit = wanted.get("max_completion_tokens") or wanted.get("max_tokens")
         count = int(limit or many)
@@ -585,13 +588,13 @@ class Vllm(fe.Fake):
             for index in range(count):
                 self.step(run, float(pause))
                 digest = hashlib.sha256(f"{self.name} {run.key} {salt} {index}".encode()).digest()
-                if index == count - 1:
+                is_last = index == count - 1
+                if is_last:
                     self.finish(run)
-                yield GARBAGE if run.garbage else " " + WORDS[digest[0] % len(WORDS)], None
+                reason = ("length" if limit else "stop") if is_last else None
+                yield GARBAGE if run.garbage else " " + WORDS[digest[0] % len(WORDS)], reason
         except Aborted:
             yield "", "abort"
-            return
-        yield "", "length" if limit else "stop"
 
     def generate(self, client, number, wanted, knobs):
         chat = "messages" in wanted
@@ -603,36 +606,32 @@ class Vllm(fe.Fake):
             return self.refuse(client, int(count), "told to")
         if kind == "hang":
             fe.wait(client, 3600)
+        if wanted.get("stream"):
+            return self.stream_out(client, chat, number, key, wanted, knobs, kind, int(count or 0))
         with self.admitted(number, client, key) as run:
-            if run.aborted:
-                parts = iter([("", "abort")])
-            else:
-                parts = self.tokens(run, wanted, knobs)
-            usage = Usage(key)
-            if wanted.get("stream"):
-                return self.stream_out(client, chat, number, wanted, usage.count(parts), usage, kind, int(count or 0))
-            texts, reasons = zip(*usage.count(parts), strict=True)
-        whole = self.envelope(chat, number, "".join(texts), reasons[-1], False) | {"usage": usage.said()}
+            texts, reasons = zip(*self.tokens(run, wanted, knobs), strict=True)
+        whole = self.envelope(chat, number, "".join(texts), reasons[-1], False) | {"usage": usage(key, sum(map(bool, texts)))}
         return self.reply(client, 200, whole, cut_half=kind in ("die_mid", "abort_mid"), die=kind == "die_mid")
 
-    def stream_out(self, client, chat, number, wanted, parts, usage, kind, count):
-        first = next(parts)
+    def stream_out(self, client, chat, number, key, wanted, knobs, kind, count):
+        """Its headers come at once, whatever the state of the engine; an engine that dies says so in an event."""
         fe.send(client, b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n")
         if kind == "hang_after_headers":
             fe.wait(client, 3600)
-        if chat:
-            self.event(client, self.envelope(chat, number, "", None, True, role="assistant"))
-        sent = 0
+        sent = said = 0
         try:
-            for text, reason in chain(first, parts):
-                if kind in ("die_mid", "abort_mid") and sent == count:
-                    if kind == "die_mid":
-                        self.leave(1, "told to mid-stream")
-                    return "close"
-                self.event(client, self.envelope(chat, number, text, reason, True))
-                sent += 1
+            with self.admitted(number, client, key) as run:
+                for text, reason in self.tokens(run, wanted, knobs):
+                    if kind in ("die_mid", "abort_mid") and sent == count:
+                        if kind == "die_mid":
+                            self.leave(1, "told to mid-stream")
+                        return "close"
+                    if chat and not sent:
+                        self.event(client, self.envelope(chat, number, "", None, True, role="assistant"))
+                    self.event(client, self.envelope(chat, number, text, reason, True))
+                    sent, said = sent + 1, said + bool(text)
             if (wanted.get("stream_options") or {}).get("include_usage"):
-                self.event(client, self.envelope(chat, number, None, None, True) | {"usage": usage.said()})
+                self.event(client, self.envelope(chat, number, None, None, True) | {"usage": usage(key, said)})
         except (Dead, Failed):
             message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
             self.event(client, {"error": {"message": message, "type": "InternalServerError", "param": None, "code": 500}})
@@ -694,25 +693,6 @@ class Vllm(fe.Fake):
         return self.reply(client, 200, {"id": f"score-{number}", "object": "list", "model": self.name, "data": rows})
 
 
-class Usage:
-    """Counts tokens as they pass."""
-
-    def __init__(self, key):
-        self.prompt, self.completion = len(key.split()), 0
-
-    def count(self, parts):
-        for text, reason in parts:
-            self.completion += bool(text)
-            yield text, reason
-
-    def said(self):
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-        }
-
-
 INFERENCE = {  # path -> (its answer, the kind of model that has it)
     **dict.fromkeys(("/v1/chat/completions", "/v1/completions"), (Vllm.generate, "generate")),
     "/v1/embeddings": (Vllm.embed, "embed"),
@@ -721,9 +701,9 @@ INFERENCE = {  # path -> (its answer, the kind of model that has it)
 }
 
 
-def chain(first, rest):
-    yield first
-    yield from rest
+def usage(key, said):
+    asked = len(key.split())
+    return {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said}
 
 
 def arguments(query):

@@ -44,6 +44,7 @@ class Asked:
 
     def __init__(self, port: int, target: str, value: Any) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=CALL_S_MAX)
+        self._response: http.client.HTTPResponse | None = None
         self._connection.request("POST", target, json.dumps(value), {"Content-Type": "application/json"})
 
     def is_silent(self, seconds: float) -> bool:
@@ -51,18 +52,23 @@ class Asked:
         assert self._connection.sock is not None
         return not select.select([self._connection.sock], [], [], seconds)[0]
 
+    def status(self) -> int:
+        """Once the headers are there."""
+        self._response = self._response or self._connection.getresponse()
+        return self._response.status
+
     def answer(self) -> Answer:
         with contextlib.closing(self._connection):
-            response = self._connection.getresponse()
-            body = response.read()
-            return Answer(response.status, body, time.monotonic())
+            status = self.status()
+            assert self._response is not None
+            return Answer(status, self._response.read(), time.monotonic())
 
     def events(self) -> Iterator[Any]:
         """The data of a stream's events as they come; [DONE] is the string."""
         with contextlib.closing(self._connection):
-            response = self._connection.getresponse()
-            assert response.status == 200, response.read()
-            for line in response:
+            assert self.status() == 200
+            assert self._response is not None
+            for line in self._response:
                 if line.startswith(b"data: "):
                     text = line[6:].strip().decode()
                     yield text if text == "[DONE]" else json.loads(text)
