@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from greenroom.cli.check import ModelNeed, candidates_of, named, never_fits, page, place, problems_of, shortened, together
+from greenroom.cli import text
+from greenroom.cli.check import ModelNeed, candidates_of, named, never_fits, page, place, problems_of, together
+from greenroom.cli.check_sleep import Naps, crowding, lines
 from greenroom.config.load import load_config, load_config_text
 from greenroom.config.model import Config, DeviceConfig, ModelConfig, SizeSpec
-from greenroom.engines.base import Estimate
+from greenroom.core.facts import SleepTier
+from greenroom.engines.base import Costs, Estimate
 from tests.cli.conftest import run
 
 ROOMS = {"gpu0": 78 * 1024, "gpu1": 20 * 1024, "ram": 48 * 1024}
@@ -27,6 +31,9 @@ def a_device(id: str, gib: int | None, *, headroom_mib: int | None = None, probe
     return DeviceConfig(id, SizeSpec(None if gib is None else gib * 1024, headroom_mib, probe))
 
 
+LEVEL_1, LEVEL_2 = SleepTier(1, 1536, 18_432, 4.0, 1.0), SleepTier(2, 1536, 3072, 0.2, 15.0)
+
+
 class FakeEngine:
     """Needs 3 GiB; cannot start when its command says so."""
 
@@ -38,15 +45,22 @@ class FakeEngine:
     def estimate(self, devices: object) -> Estimate:
         return Estimate(3072, 200, "estimated", "weights 2,048 + KV 900 + overhead 124 MiB")
 
+    def costs(self, estimate: Estimate) -> Costs:
+        return Costs(2.0, 0.2, (LEVEL_1, LEVEL_2) if "--can-sleep" in self.config.argv else ())
+
+    def no_sleep(self) -> str:
+        return "" if self.config.sleep == "off" else "--can-sleep is not given"
+
+    def sleep_notes(self) -> tuple[str, ...]:
+        return ("--can-sleep is young.",) if "--can-sleep" in self.config.argv else ()
+
     def missing(self) -> str:
         return "there is no file /models/gone.gguf" if "/models/gone.gguf" in self.config.argv else ""
 
 
 @pytest.fixture
 def fake_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    detect = ModuleType("greenroom.engines.detect")
-    detect.describe = FakeEngine  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "greenroom.engines.detect", detect)
+    monkeypatch.setattr("greenroom.engines.detect.describe", FakeEngine)
 
 
 @pytest.fixture
@@ -117,7 +131,7 @@ def test_of_many_names_a_few_are_shown() -> None:
     needs = [a_need(f"m{n}", None) for n in range(300)]
     said = page(Config("g.yaml", ()), needs, ROOMS, place(needs, ROOMS), {})[-1]
     assert said.endswith("nothing is known yet of m0, m1, m2, m3, m4 and 295 more.")
-    assert shortened(["a", "b", "c", "d", "e", "f"]) == "a, b, c, d, e, f"
+    assert text.shortened(["a", "b", "c", "d", "e", "f"]) == "a, b, c, d, e, f"
 
 
 @pytest.mark.parametrize("why", ["chat: the file is gone", "chat has no command", "models.chat.ttl: is not a duration", "the file is gone"])
@@ -167,9 +181,11 @@ def test_check_tells_what_each_model_needs_and_whether_all_fit(tmp_path: Path) -
     assert [line for line in result.output.splitlines() if not line.startswith("warning")] == [
         f"{path}: 2 models, no errors",
         "",
-        "MODEL  ENGINE        DEVICE   MEMORY  HOW WE KNOW",
-        "chat   llama_server  ram     3.0 GiB  estimated: weights 2,048 + KV 900 + overhead 124 MiB",
-        "embed  llama_server  ram     1.0 GiB  declared",
+        "MODEL  ENGINE        DEVICE   MEMORY  SLEEP  HOW WE KNOW",
+        "chat   llama_server  ram     3.0 GiB  no     estimated: weights 2,048 + KV 900 + overhead 124 MiB",
+        "embed  llama_server  ram     1.0 GiB  no     declared",
+        "",
+        "chat, embed do not sleep: --can-sleep is not given",
         "",
         "ram  [███████████████████░░░░░] 4.0 GiB of 5.0 GiB",
         "All fit together.",
@@ -188,6 +204,71 @@ def test_check_json(tmp_path: Path) -> None:
     ]
 
 
+SLEEPERS = """
+devices:
+  gpu0: {memory: 80GiB, probe: none}
+  ram: {memory: 30GiB}
+models:
+  agent: {cmd: "engine --can-sleep --port ${PORT}"}
+  coder: {cmd: "engine --can-sleep --port ${PORT}"}
+  plain: {cmd: "engine --port ${PORT}"}
+  fixed: {cmd: "engine --can-sleep --port ${PORT}", pin: true}
+  whole: {cmd: "engine --port ${PORT}", sleep: off}
+"""
+
+
+@pytest.mark.usefixtures("fake_engines")
+def test_check_tells_how_each_model_sleeps_and_whether_ram_holds_them_all(tmp_path: Path) -> None:
+    """Levels and what they hold, who cannot and why, and a warning when all copies at level 1 together are too large."""
+    path = written(tmp_path, SLEEPERS)
+    result = run("check", path)
+    warning = "agent, coder asleep at level 1 take 36.0 GiB of host RAM, which has 29.4 GiB for that: the rest sleeps at level 2 or stops"
+    held = "asleep: 1.5 GiB on its device and 18.0 GiB in host RAM at level 1, 1.5 GiB on its device and 3.0 GiB in host RAM at level 2"
+    assert result.exit_code == 0
+    assert result.output.splitlines()[0] == f"warning: {warning}"
+    table, told = result.output.split("\n\n")[1:3]
+    assert [line.split()[5] for line in table.splitlines()[1:]] == ["1,", "1,", "no", "pinned", "off"]
+    assert told.splitlines() == [
+        f"agent {held}",
+        "agent: --can-sleep is young.",
+        f"coder {held}",
+        "coder: --can-sleep is young.",
+        "plain does not sleep: --can-sleep is not given",
+    ]
+    body = json.loads(run("check", path, "--json").output)
+    naps = {one["id"]: one["sleep"] for one in body["models"]}
+    assert body["warnings"] == [warning]
+    assert [tier["host_mib"] for tier in naps["agent"]["levels"]] == [18_432, 3072]
+    assert (naps["plain"]["levels"], naps["plain"]["why_not"], naps["fixed"]["why_not"]) == ([], "--can-sleep is not given", "it is pinned")
+
+
+def test_ram_is_large_enough_or_is_not() -> None:
+    """Models that live in RAM leave less for sleepers; level 2 is named only where somebody has it."""
+    one, other = (replace(a_need(name, 20_000), sleep=Naps((LEVEL_1,))) for name in ("a", "b"))
+    cpu = a_need("cpu", 20_480, "ram")
+    needs, ram = [one, other, cpu], [a_device("ram", 64)]
+    assert crowding(needs[:2], ram, place(needs[:2], ROOMS)) == ""
+    assert crowding(needs, ram, place(needs, {"gpu0": 78 * 1024, "ram": 64 * 1024})) == ""
+    small = [a_device("ram", 50)]
+    said = crowding(needs, small, place(needs, {"gpu0": 78 * 1024, "ram": 50 * 1024}))
+    assert said == "a, b asleep at level 1 take 36.0 GiB of host RAM, which has 30.0 GiB for that: the rest stops"
+    assert crowding([cpu], small, place([cpu], ROOMS)) == ""
+    assert "which has" in crowding([replace(one, sleep=Naps((SleepTier(1, 1, 1 << 40, 1.0, 1.0),)))], [], place([one], ROOMS))
+
+
+def test_what_sleepers_hold_is_said_as_it_is_known() -> None:
+    """In RAM it is one figure; of several devices it is said for each; by itself is said; an unknown need is a lower bound."""
+    held = SleepTier(1, 38, 0, 0.1, 0.2)
+    in_ram = replace(a_need("r", 200, "ram"), sleep=Naps((), held))
+    wide = replace(a_need("w", 20_000, count=2), sleep=Naps((LEVEL_2,)))
+    unknown = replace(a_need("u", None), sleep=Naps((LEVEL_2,)))
+    assert list(lines([in_ram, wide, unknown])) == [
+        "r falls asleep by itself: 38 MiB in host RAM",
+        "w asleep: 1.5 GiB on each of its devices and 3.0 GiB in host RAM at level 2",
+        "u asleep: 1.5 GiB on its device and at least 3.0 GiB in host RAM at level 2",
+    ]
+
+
 @pytest.mark.usefixtures("fake_engines")
 def test_what_can_never_start_is_exit_1(tmp_path: Path) -> None:
     """A missing file and a model larger than its device: one page that does not contradict itself."""
@@ -198,10 +279,12 @@ def test_what_can_never_start_is_exit_1(tmp_path: Path) -> None:
     assert [line for line in result.stdout.splitlines() if not line.startswith("warning")] == [
         f"{path}: 3 models, 2 of them cannot start",
         "",
-        "MODEL  ENGINE        DEVICE   MEMORY  HOW WE KNOW",
-        "chat   llama_server  ram     3.0 GiB  cannot start, see below",
-        "embed  llama_server  ram     9.0 GiB  cannot start, see below",
-        "small  llama_server  ram     1.0 GiB  declared",
+        "MODEL  ENGINE        DEVICE   MEMORY  SLEEP  HOW WE KNOW",
+        "chat   llama_server  ram     3.0 GiB  -      cannot start, see below",
+        "embed  llama_server  ram     9.0 GiB  -      cannot start, see below",
+        "small  llama_server  ram     1.0 GiB  no     declared",
+        "",
+        "small does not sleep: --can-sleep is not given",
         "",
         "ram  [█████░░░░░░░░░░░░░░░░░░░] 1.0 GiB of 5.0 GiB",
         "Of the others: All fit together.",

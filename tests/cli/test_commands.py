@@ -19,9 +19,9 @@ from aiohttp import web
 
 from greenroom.control.facade import Result as Outcome
 from greenroom.core.facts import Operation, State
-from greenroom.core.views import DeviceView
+from greenroom.core.views import DeviceView, ModelView
 from tests.cli.conftest import Served, run, served_app
-from tests.control.fake import FakeFacade, a_model, a_resident, an_event
+from tests.control.fake import GPU, LEVELS, FakeFacade, a_model, a_resident, a_sleeper, an_event
 
 # -------------------------------------------------------------------------------------------------------------------- ps
 
@@ -32,38 +32,52 @@ def test_ps_shows_every_state_and_what_comes_next(served: Served) -> None:
     facade.statics = {"chat": {"ttl_s": 600.0, "sleep_after_s": 120.0}, "nap": {"ttl_s": 600.0}}
     models = [
         a_resident("chat", in_flight=2, idle_s=None, model={"queued": 1}),
-        a_resident("idle-chat", idle_s=45.0),
+        a_resident("idler", idle_s=45.0, model={"sleep_levels": (1, 2), "sleep_costs": LEVELS}),
+        a_resident("awake", idle_s=45.0),
         a_resident("embed", State.STARTING, since_s=4.96, expected_s=3.04, idle_s=None, measured_mib={}, reserved_mib={"gpu0": 512}),
-        a_resident("nap", State.ASLEEP, level=1, idle_s=540.0, reserved_mib={"gpu0": 300}, measured_mib={"gpu0": 280}),
+        a_sleeper("nap", idle_s=540.0),
+        a_sleeper("wanted", 2, model={"queued": 1, "eta_s": 9.0}),
+        a_resident("tired", State.GOING_TO_SLEEP, level=1, since_s=0.3, idle_s=None),
+        a_resident("rising", State.WAKING, level=2, since_s=3.0, expected_s=3.0, idle_s=None),
+        a_resident("burnt", idle_s=45.0, host_mib=512, model={"sleep_costs": LEVELS, "sleep_off": "2 wakes went wrong\x1b[5m"}),
         a_resident("leaver", State.DRAINING, in_flight=1, idle_s=None),
         a_resident("fixed", idle_s=300.0, model={"pinned": True}),
         a_model("off"),
         a_model("quick", up_s=0.6),
-        a_model("gone", blocked="gone: the file /m/g.gguf does not exist"),
+        a_model("gone", blocked="gone: no file /m/g.gguf"),
         a_model("waits", queued=3, eta_s=40.0),
-        a_model("broken", State.FAILED, backoff_s=8.0, last_error="exit 1: no such file\x1b[31m"),
+        a_model("broken", State.FAILED, backoff_s=8.0, last_error="exit 1\x1b[31m"),
     ]
     facade.models = {one.id: one for one in models}
-    facade.statics["idle-chat"] = {"ttl_s": 600.0, "sleep_after_s": 120.0}
+    facade.statics |= {name: {"ttl_s": 600.0, "sleep_after_s": 120.0} for name in ("idler", "awake")}
+    facade.devices = (GPU, DeviceView("ram", "ram", "host RAM", 65_536, 6554, 20_480, 30_720, 0, "", ""))
     facade.queue = (4, 2.14)
 
     result = served.run("ps")
 
     assert result.output.splitlines() == [
-        "MODEL      STATE       DEVICE  RESERVED  MEASURED  IN-FLIGHT  QUEUED   IDLE  NEXT",
-        "chat       ready       gpu0     4.3 GiB   4.1 GiB          2       1      -",
-        "idle-chat  ready       gpu0     4.3 GiB   4.1 GiB          0       0   45 s  sleeps in 1 min",
-        "embed      starting    gpu0     512 MiB         -          0       0      -  [██████░░░░] 62 % about 3 s",
-        "nap        asleep (1)  gpu0     300 MiB   280 MiB          0       0  9 min  stops in 1 min",
-        "leaver     draining    gpu0     4.3 GiB   4.1 GiB          1       0      -  leaves after 1 request",
-        "fixed      ready       gpu0     4.3 GiB   4.1 GiB          0       0  5 min  stays (pinned)",
-        "off        stopped     -              -         -          -       0      -  on request, about 12 s",
-        "quick      stopped     -              -         -          -       0      -  on request, about 1 s",
-        "gone       stopped     -              -         -          -       0      -  cannot start: the file /m/g.gguf does not exist",
-        "waits      stopped     -              -         -          -       3      -  waits for room, about 40 s",
-        r"broken     failed      -              -         -          -       0      -  tries again in 8 s: exit 1: no such file\x1b[31m",
+        "MODEL   STATE               DEVICE  RESERVED  MEASURED       RAM  IN-FLIGHT  QUEUED   IDLE  NEXT",
+        "chat    ready               gpu0     4.3 GiB   4.1 GiB         -          2       1      -",
+        "idler   ready               gpu0     4.3 GiB   4.1 GiB         -          0       0   45 s  sleeps in 1 min",
+        "awake   ready               gpu0     4.3 GiB   4.1 GiB         -          0       0   45 s  stops in 9 min",
+        "embed   starting            gpu0     512 MiB         -         -          0       0      -  [██████░░░░] 62 % about 3 s",
+        "nap     asleep (1)          gpu0     1.2 GiB   1.2 GiB  15.0 GiB          0       0  9 min  wakes in about 0.8 s, stops in 1 min",
+        "wanted  asleep (2)          gpu0     1.2 GiB   1.2 GiB   3.0 GiB          0       1      -  waits for room, about 9 s",
+        "tired   going to sleep (1)  gpu0     4.3 GiB   4.1 GiB         -          0       0      -  since 0.3 s",
+        "rising  waking (2)          gpu0     4.3 GiB   4.1 GiB         -          0       0      -  [█████░░░░░] 50 % about 3 s",
+        "burnt   ready !             gpu0     4.3 GiB   4.1 GiB   512 MiB          0       0   45 s",
+        "leaver  draining            gpu0     4.3 GiB   4.1 GiB         -          1       0      -  leaves after 1 request",
+        "fixed   ready               gpu0     4.3 GiB   4.1 GiB         -          0       0  5 min  stays (pinned)",
+        "off     stopped             -              -         -         -          -       0      -  on request, about 12 s",
+        "quick   stopped             -              -         -         -          -       0      -  on request, about 1 s",
+        "gone    stopped             -              -         -         -          -       0      -  cannot start: no file /m/g.gguf",
+        "waits   stopped             -              -         -         -          -       3      -  waits for room, about 40 s",
+        r"broken  failed              -              -         -         -          -       0      -  tries again in 8 s: exit 1\x1b[31m",
+        "",
+        r"! burnt stops instead of sleeping: 2 wakes went wrong\x1b[5m",
         "",
         "gpu0  [█████████████░░░░░░░░░░░] 4.8 GiB of 9.0 GiB reserved, 5.1 GiB used, 307 MiB by others (pid 4711 (python)), H100",
+        "ram   [████████░░░░░░░░░░░░░░░░] 20.0 GiB of 57.6 GiB reserved (18.0 GiB for sleepers), 37.6 GiB free, 30.0 GiB used, host RAM",
         "",
         "4 requests wait, the oldest for 2.1 s",
     ]
@@ -74,7 +88,7 @@ def test_ps_without_models_or_devices_is_an_empty_table(served: Served) -> None:
     """Nothing to show is not an error."""
     served.facade.devices = ()
     result = served.run("ps")
-    assert (result.exit_code, result.output) == (0, "MODEL  STATE  DEVICE  RESERVED  MEASURED  IN-FLIGHT  QUEUED  IDLE  NEXT\n")
+    assert (result.exit_code, result.output) == (0, "MODEL  STATE  DEVICE  RESERVED  MEASURED  RAM  IN-FLIGHT  QUEUED  IDLE  NEXT\n")
 
 
 def test_ps_json_is_the_status_itself(served: Served) -> None:
@@ -125,7 +139,7 @@ def test_load_waits_for_the_end_and_tells_where_it_is(served: Served) -> None:
     [
         (["unload", "chat"], ("chat", Operation.UNLOAD, False, None, 20.0), "chat is stopped"),
         (["unload", "chat", "--force"], ("chat", Operation.UNLOAD, True, None, 20.0), "chat is stopped"),
-        (["sleep", "chat", "--level", "2"], ("chat", Operation.SLEEP, False, 2, 20.0), "chat sleeps"),
+        (["sleep", "chat", "--level", "2"], ("chat", Operation.SLEEP, False, 2, 20.0), "chat was put to sleep"),
         (["wake", "chat"], ("chat", Operation.WAKE, False, None, 20.0), "chat is ready on gpu0 (4.3 GiB)"),
         (["pin", "chat"], ("chat", Operation.PIN, False, None, 20.0), "chat is pinned: it is never evicted"),
         (["unpin", "chat"], ("chat", Operation.UNPIN, False, None, 20.0), "chat is not pinned any more"),
@@ -138,6 +152,88 @@ def test_operations_ask_for_what_they_say(args: list[str], asked: tuple[object, 
     result = served.run(*args)
     assert (result.exit_code, served.facade.asked) == (0, [asked])
     assert result.output.splitlines()[-1].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("sleeper", "said"),
+    [
+        (a_sleeper("m"), ": 1.2 GiB stay on gpu0, 15.0 GiB in host RAM, wakes in about 0.8 s"),
+        (a_sleeper("m", 2), ": 1.2 GiB stay on gpu0, 3.0 GiB in host RAM, wakes in about 6.5 s"),
+        (a_sleeper("m", reserved_mib={"gpu0": 1229}), ": 1.2 GiB stay on gpu0, wakes in about 0.8 s"),
+        (
+            a_sleeper("m", devices=("gpu0", "gpu1"), reserved_mib={"gpu0": 1024, "gpu1": 2048, "ram": 4096}),
+            ": 3.0 GiB stay on gpu0,gpu1, 4.0 GiB in host RAM, wakes in about 0.8 s",
+        ),
+        (a_sleeper("m", devices=("ram",), reserved_mib={"ram": 38}, model={"sleep_costs": ()}), ": 38 MiB stay in host RAM"),
+    ],
+)
+def test_sleep_tells_what_is_still_held_and_how_soon_it_is_back(sleeper: ModelView, said: str, served: Served) -> None:
+    """The level it is at, what stays where, and the way back."""
+    served.facade.models = {"m": a_resident("m")}
+    served.facade.on_operate = lambda *_: served.facade.models.update(m=sleeper)
+    result = served.run("sleep", "m")
+    words = re.escape(f"m is asleep at level {sleeper.instances[0].level}") + "( after [^:]*)?" + re.escape(said)
+    assert (result.exit_code, re.fullmatch(words, result.output.splitlines()[-1]) is not None) == (0, True), result.output
+
+
+def test_sleep_json_holds_the_whole_model(served: Served) -> None:
+    """Level, RAM and costs for scripts; nothing else is printed."""
+    served.facade.models = {"m": a_sleeper("m")}
+    body = json.loads(served.run("sleep", "m", "--json").output)
+    assert (body["done"], body["operation"], body["state"], body["status"]["instances"][0]["level"]) == (True, "sleep", "asleep", 1)
+    assert body["status"]["sleep"]["costs"][0]["wake_s"] == 0.83
+
+
+def test_sleep_waits_for_requests_in_flight_and_says_so(served: Served) -> None:
+    """While it drains the number of requests is told; the ending is one line."""
+    facade = served.facade
+    facade.models = {"m": a_resident("m", State.DRAINING, in_flight=2, idle_s=None)}
+
+    async def slow(*asked: object, **options: object) -> Outcome:
+        while facade.looks < 3:
+            await facade.looked.wait()
+            facade.looked.clear()
+        facade.models["m"] = a_sleeper("m")
+        return Outcome(200, "asleep")
+
+    facade.operate = slow  # type: ignore[method-assign, assignment]
+    first, last = served.run("sleep", "m").output.splitlines()
+    assert first == "m  draining on gpu0  2 requests to finish"
+    assert last.startswith("m is asleep at level 1")
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Outcome(409, "the engine of m cannot sleep: --enable-sleep-mode is not given; unload it instead", "cannot_sleep"),
+        Outcome(409, "m would hold 15.0 GiB of host RAM at level 1, and 3.0 GiB can be given; unload it instead", "no_room"),
+        Outcome(409, "m is starting; only a ready model can be put to sleep", "not_ready"),
+        Outcome(409, "m cannot sleep: its sleep at level 1 gave back 3 MiB of 15.0 GiB", "sleep_failed"),
+    ],
+)
+def test_a_refused_sleep_is_one_sentence_and_exit_1(refusal: Outcome, served: Served) -> None:
+    """The reason as the scheduler gives it, with --json as well; nothing on standard output but the progress."""
+    served.facade.models = {"m": a_model("m")}
+    served.facade.results["m", Operation.SLEEP] = [refusal]
+    for args in (["sleep", "m", "--no-wait"], ["sleep", "m", "--json"]):
+        result = served.run(*args)
+        assert (result.exit_code, result.stderr, result.stdout) == (1, f"{refusal.message}\n", "")
+
+
+def test_a_model_that_is_woken_while_the_answer_is_read_is_told_as_it_is(served: Served) -> None:
+    """It slept; nobody claims that it still does."""
+    served.facade.models = {"m": a_resident("m", State.WAKING, level=1, expected_s=0.5)}
+    assert served.run("sleep", "m").output.splitlines()[-1].endswith(", and is waking by now")
+
+
+def test_a_wake_that_ended_in_a_cold_start_says_why(served: Served) -> None:
+    """Ready all the same: exit 0, and the reason of the detour."""
+    served.facade.models = {"m": a_sleeper("m")}
+    anew = a_resident("m", generation=2, model={"last_error": "its canary answered otherwise"})
+    served.facade.on_operate = lambda *_: served.facade.models.update(m=anew)
+    result = served.run("wake", "m")
+    assert (result.exit_code, "m is ready on gpu0 (4.3 GiB)" in result.output) == (0, True)
+    assert result.output.splitlines()[-1].endswith(": it could not be woken and was started anew (its canary answered otherwise)")
 
 
 def test_load_without_waiting_returns_at_once(served: Served) -> None:
@@ -243,6 +339,15 @@ def test_why_reads_like_a_story(served: Served) -> None:
     assert re.fullmatch(r"  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d  asked for by 10\.0\.0\.5", second)
     assert third.endswith("evicted: embed needed 300 MiB")
     assert json.loads(served.run("why", "chat", "--json").output)["story"][1]["text"] == "evicted: embed needed 300 MiB"
+
+
+def test_why_of_a_sleeper_tells_its_level_and_of_a_burnt_one_that_it_stops(served: Served) -> None:
+    """The heading says how deep it sleeps; the last line how sleep is tried again."""
+    served.facade.models = {"nap": a_sleeper("nap"), "burnt": a_model("burnt", sleep_costs=LEVELS, sleep_off="2 wakes went wrong")}
+    served.facade.stories = {name: [(time.time(), "asleep")] for name in served.facade.models}
+    assert served.run("why", "nap").output.splitlines()[0] == "nap is asleep at level 1; the last thing happened just now."
+    last = served.run("why", "burnt").output.splitlines()[-1]
+    assert last == "It stops instead of sleeping: 2 wakes went wrong. `greenroom sleep burnt` tries again."
 
 
 def test_why_of_an_untouched_model_says_so(served: Served) -> None:

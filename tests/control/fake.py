@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from greenroom.control.facade import InstanceExtra, Result
-from greenroom.core.facts import Operation, State
+from greenroom.core.facts import Operation, SleepTier, State
 from greenroom.core.views import DeviceView, InstanceView, ModelView, View
 
 GPU = DeviceView("gpu0", "gpu", "H100", 9728, 512, 4915, 5222, 307, "pid 4711 (python)", "")
@@ -31,11 +31,28 @@ def a_model(id: str, state: State = State.STOPPED, **fields: Any) -> ModelView:
         "need_mib": 4403,
         "need_source": "measured",
         "up_s": 12.0,
+        "sleeps": 0,
+        "wake_failures": 0,
+        "sleep_levels": (),
+        "sleep_off": "",
+        "sleep_costs": (),
         "last_error": "",
         "blocked": "",
         "instances": (),
     }
     return ModelView(**{**known, **fields})
+
+
+LEVELS = (SleepTier(1, 1229, 15_360, 0.41, 0.83), SleepTier(2, 1229, 3072, 0.2, 6.5))
+
+
+def a_sleeper(id: str, level: int = 1, *, model: dict[str, Any] | None = None, **instance: Any) -> ModelView:
+    """Asleep on gpu0, with a residue there and its copy in host RAM."""
+    tier = LEVELS[level - 1]
+    held = {"gpu0": tier.residue_mib, "ram": tier.host_mib}
+    known: dict[str, Any] = {"sleep_levels": (1, 2), "sleep_costs": LEVELS, "sleeps": 1, "eta_s": tier.wake_s, **(model or {})}
+    told: dict[str, Any] = {"level": level, "idle_s": None, "reserved_mib": held, "measured_mib": {"gpu0": 1200}, "host_mib": tier.host_mib}
+    return a_resident(id, State.ASLEEP, model=known, **{**told, **instance})
 
 
 def an_instance(model: str, state: State, **fields: Any) -> InstanceView:

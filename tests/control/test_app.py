@@ -21,7 +21,7 @@ from greenroom.control.app import make_app, start_control
 from greenroom.control.facade import Result
 from greenroom.control.sse import StreamLimits
 from greenroom.core.facts import Operation, State
-from tests.control.fake import FakeFacade, a_model, a_resident, an_event
+from tests.control.fake import LEVELS, FakeFacade, a_model, a_resident, a_sleeper, an_event
 
 
 @asynccontextmanager
@@ -110,7 +110,36 @@ async def test_why_tells_the_story(tmp_path: Path) -> None:
     async with serving(facade, tmp_path) as session:
         _, body = await asked(session, "GET", "/api/models/chat/why")
     story = [{"at": 1.5, "text": "asked for"}, {"at": 2.25, "text": "evicted: embed needed 300 MiB"}]
-    assert body == {"model": "chat", "state": "stopped", "story": story}
+    assert body == {"model": "chat", "state": "stopped", "level": 0, "sleep_off": "", "story": story}
+
+
+async def test_what_a_sleeper_holds_and_costs_is_told(tmp_path: Path) -> None:
+    """Level and RAM of the instance, how often and at what price the model sleeps, and why it does not any more."""
+    off = "2 sleeps or wakes went wrong"
+    facade = FakeFacade(
+        a_sleeper("agent", model={"wakes": 3, "sleeps": 4, "wake_failures": 1}),
+        a_model("burnt", sleep_costs=LEVELS, sleep_off=off),
+        a_model("other", sleep_off="greenroom knows no sleep routes of this engine"),
+    )
+    async with serving(facade, tmp_path) as session:
+        _, body = await asked(session, "GET", "/api/status")
+        _, one = await asked(session, "GET", "/api/models/agent")
+        stories = [(await asked(session, "GET", f"/api/models/{id}/why"))[1] for id in facade.models]
+
+    agent, burnt, other = body["models"]
+    assert {"sleeps": 4, "wakes": 3, "wake_failures": 1}.items() <= agent.items()
+    costs = [
+        {"level": 1, "residue_mib": 1229, "host_mib": 15360, "sleep_s": 0.41, "wake_s": 0.83},
+        {"level": 2, "residue_mib": 1229, "host_mib": 3072, "sleep_s": 0.2, "wake_s": 6.5},
+    ]
+    assert agent["sleep"] == {"levels": [1, 2], "off": "", "costs": costs}
+    instance = {"level": 1, "reserved_mib": 1229, "ram_mib": 15360, "host_mib": 15360}
+    assert instance.items() <= agent["instances"][0].items()
+    assert agent["instances"][0]["reserved_by_device_mib"] == {"gpu0": 1229, "ram": 15360}
+    assert (one["sleep"], one["instances"]) == (agent["sleep"], agent["instances"])
+    assert (burnt["sleep"]["levels"], burnt["sleep"]["off"]) == ([], off)
+    assert other["sleep"]["costs"] == []
+    assert [(told["level"], told["sleep_off"]) for told in stories] == [(1, ""), (0, off), (0, "")]
 
 
 # ------------------------------------------------------------------------------------------------------------ operations
@@ -142,7 +171,10 @@ async def test_load_answers_202_at_once_with_a_status_url(tmp_path: Path) -> Non
         ("/api/models/a/unload?force=1&wait=0", ("a", Operation.UNLOAD, True, None, 0.0)),
         ("/api/models/a/unload?force=0", ("a", Operation.UNLOAD, False, None, 30.0)),
         ("/api/models/a/sleep?level=2", ("a", Operation.SLEEP, False, 2, 30.0)),
+        ("/api/models/a/sleep?level=1&wait=2.5", ("a", Operation.SLEEP, False, 1, 2.5)),
+        ("/api/models/a/sleep", ("a", Operation.SLEEP, False, None, 30.0)),
         ("/api/models/a/wake", ("a", Operation.WAKE, False, None, 0.0)),
+        ("/api/models/a/wake?wait=60", ("a", Operation.WAKE, False, None, 60.0)),
         ("/api/models/a/pin", ("a", Operation.PIN, False, None, 5.0)),
         ("/api/models/a/unpin", ("a", Operation.UNPIN, False, None, 5.0)),
         ("/api/models/org/sub/m:8b/load", ("org/sub/m:8b", Operation.LOAD, False, None, 0.0)),

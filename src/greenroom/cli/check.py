@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from greenroom.cli import client, text
+from greenroom.cli import check_sleep, client, text
 
 if TYPE_CHECKING:
     from greenroom.config.model import Config, DeviceConfig, ModelConfig
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 MODEL_CELLS_MAX = 40
-NAMES_SHOWN_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +31,7 @@ class ModelNeed:
     detail: str
     problem: str  # why it can never start, or ""
     line: int = 0  # of its entry in the file
+    sleep: check_sleep.Naps = field(default_factory=check_sleep.Naps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,9 @@ def check(path: str | None, as_json: bool, schema: bool, lenient: bool) -> None:
     rooms = rooms_of(config.devices)
     problems = problems_of(needs, rooms)
     placed = place([one for one in needs if one.id not in problems], rooms)
+    crowded = check_sleep.crowding([one for one in needs if one.id not in problems], config.devices, placed)
+    if crowded:
+        config = replace(config, warnings=(*config.warnings, crowded))
     if as_json:
         client.print_json(as_value(config, needs, rooms, placed, problems))
     else:
@@ -146,6 +149,7 @@ def need_of(model: ModelConfig, devices: Sequence[DeviceConfig]) -> ModelNeed:
         detail=estimate.detail,
         problem=model.misconfigured or engine.missing(),
         line=model.line,
+        sleep=check_sleep.naps_of(model, engine, estimate),
     )
 
 
@@ -237,7 +241,9 @@ def page(config: Config, needs: Sequence[ModelNeed], rooms: dict[str, int], plac
     lines.append(f"{path}: {text.count(len(needs), 'model')}, {outcome(len(needs), len(problems))}")
     if needs:
         rows = [row(one, one.id in problems) for one in needs]
-        lines += ["", *text.table(("MODEL", "ENGINE", "DEVICE", "MEMORY", "HOW WE KNOW"), rows, frozenset({3})), ""]
+        lines += ["", *text.table(("MODEL", "ENGINE", "DEVICE", "MEMORY", "SLEEP", "HOW WE KNOW"), rows, frozenset({3})), ""]
+        slept = list(check_sleep.lines([one for one in needs if one.id not in problems]))
+        lines += [*slept, ""] if slept else []
     lines += device_lines(rooms, placed)
     if len(problems) < len(needs) or not needs:
         able = [one for one in needs if one.id not in problems]
@@ -254,7 +260,7 @@ def outcome(models: int, broken: int) -> str:
     return f"{broken} of them cannot start" if models > 1 else "it cannot start"
 
 
-def row(need: ModelNeed, is_broken: bool) -> tuple[str, str, str, str, str]:
+def row(need: ModelNeed, is_broken: bool) -> tuple[str, ...]:
     memory = "unknown" if need.memory_mib is None else text.size(need.memory_mib)
     times = f"{need.devices_count} x " if need.devices_count > 1 else ""
     how = need.source if not need.detail or need.source == "declared" else f"{need.source}: {need.detail}"
@@ -263,7 +269,8 @@ def row(need: ModelNeed, is_broken: bool) -> tuple[str, str, str, str, str]:
     elif need.source == "unknown" and need.detail:
         how = need.detail
     where = ",".join(map(text.safe, need.candidates)) or "any"
-    return (text.cut(text.safe(need.id), MODEL_CELLS_MAX), text.safe(need.engine), where, times + memory, text.safe(how))
+    name, sleep = text.cut(text.safe(need.id), MODEL_CELLS_MAX), "-" if is_broken else check_sleep.cell(need)
+    return (name, text.safe(need.engine), where, times + memory, sleep, text.safe(how))
 
 
 def device_lines(rooms: dict[str, int], placed: Placed) -> list[str]:
@@ -281,19 +288,12 @@ def verdict(needs: Sequence[ModelNeed], rooms: dict[str, int], placed: Placed) -
         case True:
             return "All fit together." if needs else "There is nothing to serve: `models` is empty."
         case False:
-            worst = shortened([f"{text.safe(id)} lacks {text.size(mib)}" for id, mib in placed.homeless.items()])
+            worst = text.shortened([f"{text.safe(id)} lacks {text.size(mib)}" for id, mib in placed.homeless.items()])
             return f"Not all fit together ({worst}): they take turns as requests arrive."
     if not rooms:
         return "No device with a size is declared: what fits is measured when greenroom starts."
-    unknown = shortened([text.safe(one.id) for one in needs if one.id not in placed.homes])
+    unknown = text.shortened([text.safe(one.id) for one in needs if one.id not in placed.homes])
     return f"Whether all fit together shows when they have run: nothing is known yet of {unknown}."
-
-
-def shortened(names: Sequence[str]) -> str:
-    """`a, b, c`; of a long list the first few and how many more there are."""
-    if len(names) <= NAMES_SHOWN_MAX + 1:
-        return ", ".join(names)
-    return f"{', '.join(names[:NAMES_SHOWN_MAX])} and {len(names) - NAMES_SHOWN_MAX} more"
 
 
 def as_value(

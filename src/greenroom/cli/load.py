@@ -20,10 +20,11 @@ LOOK_S = 0.2
 BAR_CELLS = 24
 ERROR_CELLS_MAX = 400
 
+END = {"load": "ready", "wake": "ready", "sleep": "asleep", "unload": "stopped"}  # the state that each leads to
 DONE = {
     "load": "is ready",
     "unload": "is stopped",
-    "sleep": "sleeps",
+    "sleep": "was put to sleep",
     "wake": "is ready",
     "pin": "is pinned: it is never evicted",
     "unpin": "is not pinned any more",
@@ -64,12 +65,12 @@ def unload(model: str, server: Server, as_json: bool, no_wait: bool, force: bool
 @click.command()
 @common
 @waiting
-@click.option("--level", type=click.IntRange(1, 2), help="1: weights kept in host memory. 2: weights dropped.")
+@click.option("--level", type=click.IntRange(1, 2), help="1: weights wait in host memory. 2: weights are dropped and read again.")
 def sleep(model: str, server: Server, as_json: bool, no_wait: bool, level: int | None) -> None:
     """Put MODEL to sleep: quick to wake, little GPU memory held.
 
-    Its engine has to be one that can sleep.  The adapters that do it for vLLM and SGLang come with a later version;
-    until then this is refused, and `greenroom unload` gives the memory back.
+    Requests in flight finish first.  Without --level it is the quickest to wake that host memory has room for.  Where
+    sleep had been switched off because it went wrong, it is tried again.  `greenroom check` tells which engines can.
     """
     client.run(operate(server, model, "sleep", as_json, no_wait, level=level))
 
@@ -80,7 +81,7 @@ def sleep(model: str, server: Server, as_json: bool, no_wait: bool, level: int |
 def wake(model: str, server: Server, as_json: bool, no_wait: bool) -> None:
     """Wake MODEL and wait until it is ready.
 
-    Only a model whose engine can sleep ever sleeps; the adapters for that come with a later version.
+    A request for it does the same.  One that is stopped is not started: that is `greenroom load`.
     """
     client.run(operate(server, model, "wake", as_json, no_wait))
 
@@ -102,16 +103,18 @@ def unpin(model: str, server: Server, as_json: bool) -> None:
 async def operate(server: Server, model: str, operation: str, as_json: bool, no_wait: bool, **query: Any) -> None:
     began_s = time.monotonic()
     async with Client(server) as asked:
+        before = await asked.get(client.model_path(model)) if operation == "wake" else None
         if no_wait:
             _, value = await asked.ask("POST", client.model_path(model, operation), wait=0, **query)
         else:
-            with shower(as_json) as show:
+            with shower(as_json, END.get(operation, "")) as show:
                 value = await until_done(asked, model, operation, query, show)
+        took_s = time.monotonic() - began_s
         now = await asked.get(client.model_path(model))
     if as_json:
-        client.print_json({**value, "took_s": round(time.monotonic() - began_s, 3), "status": now})
+        client.print_json({**value, "took_s": round(took_s, 3), "status": now})
     else:
-        click.echo(ending(value, now, operation, time.monotonic() - began_s))
+        click.echo(ending(value, now, operation, took_s) + (started_anew(before, now) if before is not None else ""))
 
 
 async def until_done(asked: Client, model: str, operation: str, query: dict[str, Any], show: Show) -> dict[str, Any]:
@@ -150,52 +153,82 @@ def progress(model: dict[str, Any], *, ascii: bool = False) -> str:
     moving = [one for one in model["instances"] if one["state"] not in ("ready", "asleep", "stopped", "failed")]
     if not moving:
         eta_s = model.get("eta_s")
-        return f"{name}  {text.safe(model['state'])}" + ("" if eta_s is None else f", {text.about(eta_s)}")
+        return f"{name}  {text.state(model['state'])}" + ("" if eta_s is None else f", {text.about(eta_s)}")
     one = moving[0]
     where = ",".join(text.safe(id) for id in one["devices"])
     on = f" on {where}" if where else ""
     if one["state"] == "draining":
         return f"{name}  draining{on}  {text.count(one['in_flight'], 'request')} to finish"
     bar = text.loading(one["since_s"], one.get("expected_s"), BAR_CELLS, ascii=ascii)
-    return f"{name}  {text.safe(one['state']).replace('_', ' ')}{on}  {bar}"
+    return f"{name}  {text.state(one['state'], one['level'])}{on}  {bar}"
 
 
 def ending(value: dict[str, Any], model: dict[str, Any], operation: str, took_s: float) -> str:
     name = text.safe(model["id"])
     if not value.get("done", True):
         return f"{name}: {operation} is under way. `greenroom ps` shows how it goes"
+    if operation == "sleep" and model["state"] == "asleep":
+        return asleep(model, took_s)
     said = f"{name} {DONE[operation]}"
     if operation in ("load", "wake") and model["instances"]:
         one = model["instances"][0]
         said += f" on {','.join(text.safe(id) for id in one['devices'])} ({text.size(one['reserved_mib'])})"
-    if operation not in ("pin", "unpin") and took_s >= 0.05:
-        said += f" after {text.duration(took_s)}"
+    if operation not in ("pin", "unpin"):
+        said += after(took_s)
+    if operation == "sleep":
+        said += f", and is {text.state(model['state'])} by now"
     return said
 
 
-def shower(as_json: bool) -> AbstractContextManager[Show]:
+def after(took_s: float) -> str:
+    return f" after {text.duration(took_s)}" if took_s >= 0.05 else ""
+
+
+def asleep(model: dict[str, Any], took_s: float) -> str:
+    """`agent is asleep at level 1 after 0.4 s: 1.2 GiB stay on gpu0, 15.0 GiB in host RAM, wakes in about 0.8 s`."""
+    one = model["instances"][0]
+    said = f"{text.safe(model['id'])} is asleep at level {one['level']}{after(took_s)}"
+    on_devices = [id for id in one["devices"] if id != "ram"]
+    held = []
+    if on_devices:
+        held.append(f"{text.size(one['reserved_mib'])} stay on {','.join(map(text.safe, on_devices))}")
+    if one["ram_mib"]:
+        held.append(f"{text.size(one['ram_mib'])}{'' if held else ' stay'} in host RAM")
+    wake_s = next((cost["wake_s"] for cost in model["sleep"]["costs"] if cost["level"] == one["level"]), None)
+    if wake_s is not None:
+        held.append(f"wakes in about {text.duration(wake_s)}")
+    return f"{said}: {', '.join(held)}" if held else said
+
+
+def started_anew(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """What to add when the wake went wrong and a cold start helped."""
+    if not (before["instances"] and now["instances"]) or before["instances"][0]["generation"] == now["instances"][0]["generation"]:
+        return ""
+    return f": it could not be woken and was started anew ({text.safe(text.cut(now['last_error'], ERROR_CELLS_MAX))})"
+
+
+def shower(as_json: bool, end: str) -> AbstractContextManager[Show]:
     """A bar that moves on a terminal; elsewhere one line for each change of state."""
-    if as_json:
+    if as_json or not end:
         return nullcontext(say_nothing)
     if sys.stdout.isatty():
         return LiveLine()
-    return nullcontext(PlainLines())
+    return nullcontext(PlainLines(end))
 
 
 def say_nothing(_: str) -> None:
-    """For --json: only the end is printed."""
+    """For --json, and for what is done at once: only the end is printed."""
 
 
 class PlainLines:
-    """For logs and pipes: says each state once."""
+    """For logs and pipes: says each state once, but the last one, which the ending tells."""
 
-    def __init__(self) -> None:
-        self._said: set[str] = set()
+    def __init__(self, end: str) -> None:
+        self._end, self._said = f"  {end}", set[str]()
 
     def __call__(self, line: str) -> None:
         state = line.split("  [")[0].split("  since")[0].split(", ")[0]
-        # Its last state is told by the ending.
-        if state not in self._said and not state.endswith("  ready"):
+        if state not in self._said and not state.endswith(self._end):
             self._said.add(state)
             click.echo(line)
 

@@ -11,13 +11,15 @@ import click
 
 from greenroom.cli import client, text
 
-HEADERS = ("MODEL", "STATE", "DEVICE", "RESERVED", "MEASURED", "IN-FLIGHT", "QUEUED", "IDLE", "NEXT")
-RIGHT = frozenset({3, 4, 5, 6, 7})
+HEADERS = ("MODEL", "STATE", "DEVICE", "RESERVED", "MEASURED", "RAM", "IN-FLIGHT", "QUEUED", "IDLE", "NEXT")
+RIGHT = frozenset({3, 4, 5, 6, 7, 8})
 MODEL_CELLS_MAX = 40
 ERROR_CELLS_MAX = 80
 BAR_CELLS = 10
 DEVICE_BAR_CELLS = 24
 WATCH_S_DEFAULT = 1.0
+
+NO_SLEEP = " !"  # behind the state of a model that stops although its engine can sleep; the reason stands below the table
 
 MOVING = frozenset({"starting", "waking", "going_to_sleep", "stopping"})
 
@@ -67,8 +69,10 @@ async def show_live(asked: client.Client, every_s: float) -> None:
 def page(status: dict[str, Any], *, ascii: bool = False) -> list[str]:
     """The lines of `ps` for a status."""
     lines = text.table(HEADERS, [row for model in status["models"] for row in rows(model, ascii)], RIGHT)
+    if reasons := [no_sleep(model) for model in status["models"] if is_sleep_off(model)]:
+        lines += ["", *reasons]
     if status["devices"]:
-        lines += ["", *device_lines(status["devices"], ascii)]
+        lines += ["", *device_lines(status["devices"], sleepers_mib(status["models"]), ascii)]
     if status["queue"]["length"]:
         waits = "request waits" if status["queue"]["length"] == 1 else "requests wait, the oldest"
         lines += ["", f"{status['queue']['length']} {waits} for {text.duration(status['queue']['oldest_s'])}"]
@@ -77,16 +81,17 @@ def page(status: dict[str, Any], *, ascii: bool = False) -> list[str]:
 
 def rows(model: dict[str, Any], ascii: bool) -> Iterator[tuple[str, ...]]:
     """One row per instance; a model without one has a row as well."""
-    name = text.cut(text.safe(model["id"]), MODEL_CELLS_MAX)
+    name, mark = text.cut(text.safe(model["id"]), MODEL_CELLS_MAX), NO_SLEEP if is_sleep_off(model) else ""
     if not model["instances"]:
-        yield (name, text.safe(model["state"]), "-", "-", "-", "-", str(model["queued"]), "-", next_of_absent(model))
+        yield (name, text.state(model["state"]) + mark, "-", "-", "-", "-", "-", str(model["queued"]), "-", next_of_absent(model))
     for one in model["instances"]:
         yield (
             name,
-            state_words(one),
+            text.state(one["state"], one["level"]) + mark,
             ",".join(text.safe(id) for id in one["devices"]) or "-",
             text.size(one["reserved_mib"]),
             text.size(one["measured_mib"]),
+            text.size(one["ram_mib"] or one["host_mib"] or None),
             str(one["in_flight"]),
             str(model["queued"]),
             text.brief(one["idle_s"]),
@@ -94,9 +99,18 @@ def rows(model: dict[str, Any], ascii: bool) -> Iterator[tuple[str, ...]]:
         )
 
 
-def state_words(one: dict[str, Any]) -> str:
-    words = text.safe(one["state"]).replace("_", " ")
-    return f"{words} ({one['level']})" if one["state"] == "asleep" and one.get("level") else words
+def is_sleep_off(model: dict[str, Any]) -> bool:
+    """Whether its engine can sleep and was found not to do it well."""
+    return bool(model["sleep"]["off"] and model["sleep"]["costs"])
+
+
+def no_sleep(model: dict[str, Any]) -> str:
+    return f"! {text.safe(model['id'])} stops instead of sleeping: {text.safe(model['sleep']['off'])}"
+
+
+def sleepers_mib(models: list[dict[str, Any]]) -> int:
+    """Host RAM that is held for models asleep."""
+    return sum(one["ram_mib"] for model in models for one in model["instances"] if one["state"] == "asleep")
 
 
 def next_of_absent(model: dict[str, Any]) -> str:
@@ -131,9 +145,15 @@ def next_of(model: dict[str, Any], one: dict[str, Any], ascii: bool) -> str:
         return f"leaves after {text.count(one['in_flight'], 'request')}"
     if state in ("stopped", "failed"):
         return next_of_absent({**model, "state": state})
-    if model["pinned"]:
-        return "stays (pinned)"
-    return ladder(model, one)
+    steps = (wakes(model) if state == "asleep" else "", "stays (pinned)" if model["pinned"] else ladder(model, one))
+    return ", ".join(filter(None, steps))
+
+
+def wakes(model: dict[str, Any]) -> str:
+    """How long its next request would wait, making room for it as well."""
+    if model["queued"]:
+        return next_of_absent(model)
+    return "" if model.get("eta_s") is None else f"wakes in about {text.duration(model['eta_s'])}"
 
 
 def ladder(model: dict[str, Any], one: dict[str, Any]) -> str:
@@ -141,22 +161,25 @@ def ladder(model: dict[str, Any], one: dict[str, Any]) -> str:
     if one["idle_s"] is None:
         return ""
     steps = [("stops", model.get("ttl_s"))]
-    if one["state"] == "ready":
+    if one["state"] == "ready" and model["sleep"]["levels"]:
         steps.append(("sleeps", model.get("sleep_after_s")))
     due = sorted((after_s - one["idle_s"], word) for word, after_s in steps if after_s)
     return f"{due[0][1]} in {text.brief(max(0.0, due[0][0]))}" if due else ""
 
 
-def device_lines(devices: list[dict[str, Any]], ascii: bool) -> list[str]:
+def device_lines(devices: list[dict[str, Any]], asleep_mib: int, ascii: bool) -> list[str]:
     width = max(text.cells(text.safe(one["id"])) for one in devices)
-    return [device_line(one, width, ascii) for one in devices]
+    return [device_line(one, width, asleep_mib if one["kind"] == "ram" else 0, ascii) for one in devices]
 
 
-def device_line(one: dict[str, Any], width: int, ascii: bool) -> str:
+def device_line(one: dict[str, Any], width: int, asleep_mib: int, ascii: bool) -> str:
     id = text.safe(one["id"])
     room_mib = max(1, one["capacity_mib"] - one["headroom_mib"])
     drawn = text.bar(one["reserved_mib"] / room_mib, DEVICE_BAR_CELLS, ascii=ascii)
-    parts = [f"{text.size(one['reserved_mib'])} of {text.size(room_mib)} reserved"]
+    asleep = f" ({text.size(asleep_mib)} for sleepers)" if asleep_mib else ""
+    parts = [f"{text.size(one['reserved_mib'])} of {text.size(room_mib)} reserved{asleep}"]
+    if one["kind"] == "ram":
+        parts.append(f"{text.size(free_mib(one, room_mib))} free")
     if one["used_mib"] is not None:
         parts.append(f"{text.size(one['used_mib'])} used")
     if one["outside_mib"]:
@@ -165,3 +188,10 @@ def device_line(one: dict[str, Any], width: int, ascii: bool) -> str:
     if one.get("name"):
         parts.append(text.safe(one["name"]))
     return f"{id}{' ' * (width - text.cells(id))}  {drawn} {', '.join(parts)}"
+
+
+def free_mib(ram: dict[str, Any], room_mib: int) -> int:
+    """What a sleeper's copy may take: not booked, and really there."""
+    free = room_mib - ram["outside_mib"] - ram["reserved_mib"]
+    available_mib = ram.get("available_mib")
+    return max(0, free if available_mib is None else min(free, available_mib))

@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Sequence
 
 GIB_MIB = 1024
+NAMES_SHOWN_MAX = 5
 
 # Colours of an engine's log are dropped; every other escape sequence is shown, not obeyed.
 SGR = re.compile(r"\x1b\[[0-9;:]*m")
@@ -138,8 +139,21 @@ def clock(unix_s: float, now_unix_s: float) -> str:
     return time.strftime("%H:%M:%S" if then[:3] == now[:3] else "%Y-%m-%d %H:%M:%S", then)
 
 
+def state(name: str, level: int = 0) -> str:
+    """`going to sleep (1)`: a state, with the sleep level where it has to do with sleep."""
+    words = safe(name).replace("_", " ")
+    return f"{words} ({level})" if level and name in ("going_to_sleep", "asleep", "waking") else words
+
+
 def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def shortened(names: Sequence[str]) -> str:
+    """`a, b, c`; of a long list the first few and how many more there are."""
+    if len(names) <= NAMES_SHOWN_MAX + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:NAMES_SHOWN_MAX])} and {len(names) - NAMES_SHOWN_MAX} more"
 
 
 def is_ascii_terminal() -> bool:

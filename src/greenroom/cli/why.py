@@ -31,10 +31,12 @@ async def show(server: client.Server, model: str, as_json: bool) -> None:
 def story(told: dict[str, Any], now_unix_s: float) -> list[str]:
     """A heading with the present state, then one line per cause, oldest first."""
     name = text.safe(told["model"])
-    state = text.safe(told["state"]).replace("_", " ")
+    state = text.state(told["state"]) + (f" at level {told['level']}" if told["state"] == "asleep" and told["level"] else "")
     if not told["story"]:
         return [f"{name} is {state}; nothing has happened to it since greenroom started."]
     last_s = now_unix_s - told["story"][-1]["at"]
     ago = "just now" if last_s < 1 else f"{text.duration(last_s)} ago"
     lines = [f"  {text.clock(one['at'], now_unix_s)}  {text.safe(one['text'])}" for one in told["story"]]
+    if told["sleep_off"]:
+        lines.append(f"It stops instead of sleeping: {text.safe(told['sleep_off'])}. `greenroom sleep {name}` tries again.")
     return [f"{name} is {state}; the last thing happened {ago}.", *lines]

@@ -21,6 +21,7 @@ from aiohttp import web
 from greenroom.control import render, sse
 from greenroom.control.facade import Facade, Result
 from greenroom.core.facts import Operation, State
+from greenroom.core.views import ModelView
 
 log = logging.getLogger(__name__)
 
@@ -279,7 +280,7 @@ async def get_model(request: web.Request) -> web.StreamResponse:
 async def get_why(request: web.Request) -> web.StreamResponse:
     id = wanted_model(request)
     facade = request.app[FACADE]
-    return state_response(render.why(id, state_of(facade, id), facade.why(id)))
+    return state_response(render.why(id, view_of(facade, id), facade.why(id)))
 
 
 async def get_running(request: web.Request) -> web.StreamResponse:
@@ -290,8 +291,13 @@ def state_response(value: dict[str, Any]) -> web.StreamResponse:
     return web.json_response(value, headers={"Cache-Control": "no-store"})
 
 
+def view_of(facade: Facade, id: str) -> ModelView | None:
+    return next((one for one in facade.view().models if one.id == id), None)
+
+
 def state_of(facade: Facade, id: str) -> str:
-    return next((one.state.value for one in facade.view().models if one.id == id), State.STOPPED.value)
+    view = view_of(facade, id)
+    return view.state.value if view is not None else State.STOPPED.value
 
 
 # ------------------------------------------------------------------------------------------------------------ operations

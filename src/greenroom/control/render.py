@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from greenroom.control.facade import Facade, Result
-from greenroom.core.facts import Operation, State
+from greenroom.core.facts import Operation, SleepTier, State
 from greenroom.core.views import DeviceView, InstanceView, ModelView, View
 
 # Static facts of a model worth showing in every status; the rest is in GET /api/models/{id} only.
@@ -64,7 +64,9 @@ def model(view: ModelView, facade: Facade) -> dict[str, Any]:
         "oldest_s": seconds(view.oldest_s),
         "eta_s": seconds(view.eta_s),
         "starts": view.starts,
+        "sleeps": view.sleeps,
         "wakes": view.wakes,
+        "wake_failures": view.wake_failures,
         "evictions": view.evictions,
         "failures": view.failures,
         "backoff_s": seconds(view.backoff_s),
@@ -72,14 +74,30 @@ def model(view: ModelView, facade: Facade) -> dict[str, Any]:
         "need_mib": view.need_mib,
         "need_source": view.need_source,
         "up_s": seconds(view.up_s),
+        "sleep": sleep(view),
         "last_error": view.last_error,
         "blocked": view.blocked,
         **shown,
     }
 
 
+def sleep(view: ModelView) -> dict[str, Any]:
+    """`levels` it may be put to now; `costs` of all that its engine has, a level that it only falls to by itself as well."""
+    return {"levels": list(view.sleep_levels), "off": view.sleep_off, "costs": [tier(one) for one in view.sleep_costs]}
+
+
+def tier(cost: SleepTier) -> dict[str, Any]:
+    return {
+        "level": cost.level,
+        "residue_mib": cost.residue_mib,
+        "host_mib": cost.host_mib,
+        "sleep_s": seconds(cost.sleep_s),
+        "wake_s": seconds(cost.wake_s),
+    }
+
+
 def instance(view: InstanceView, facade: Facade) -> dict[str, Any]:
-    """`reserved_mib` and `measured_mib` are totals over the instance's own devices; `*_by_device` tells them apart (and host RAM)."""
+    """`reserved_mib` and `measured_mib` are totals over its own devices; `*_by_device_mib` tells them apart (and host RAM)."""
     extra = facade.extra(view.model)
     return {
         "devices": list(view.devices),
@@ -89,6 +107,7 @@ def instance(view: InstanceView, facade: Facade) -> dict[str, Any]:
         "measured_mib": measured_total(view),
         "reserved_by_device_mib": dict(view.reserved_mib),
         "measured_by_device_mib": dict(view.measured_mib),
+        "ram_mib": view.reserved_mib.get("ram", 0),
         "host_mib": view.host_mib,
         "in_flight": view.in_flight,
         "pid": extra.pid,
@@ -114,8 +133,15 @@ def one_model(view: View, id: str, facade: Facade) -> dict[str, Any] | None:
     return None
 
 
-def why(id: str, state: str, story: Sequence[tuple[float, str]]) -> dict[str, Any]:
-    return {"model": id, "state": state, "story": [{"at": round(at, 3), "text": text} for at, text in story]}
+def why(id: str, view: ModelView | None, story: Sequence[tuple[float, str]]) -> dict[str, Any]:
+    """None: a reload has just taken it away."""
+    return {
+        "model": id,
+        "state": view.state.value if view is not None else State.STOPPED.value,
+        "level": next((one.level for one in view.instances), 0) if view is not None else 0,
+        "sleep_off": view.sleep_off if view is not None and view.sleep_costs else "",
+        "story": [{"at": round(at, 3), "text": text} for at, text in story],
+    }
 
 
 def running(facade: Facade) -> dict[str, Any]:
