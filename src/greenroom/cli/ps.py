@@ -192,6 +192,6 @@ def device_line(one: dict[str, Any], width: int, asleep_mib: int, ascii: bool) -
 
 def free_mib(ram: dict[str, Any], room_mib: int) -> int:
     """What a sleeper's copy may take: not booked, and really there."""
-    free = room_mib - ram["outside_mib"] - ram["reserved_mib"]
-    available_mib = ram.get("available_mib")
+    free: int = room_mib - ram["outside_mib"] - ram["reserved_mib"]
+    available_mib: int | None = ram.get("available_mib")
     return max(0, free if available_mib is None else min(free, available_mib))
