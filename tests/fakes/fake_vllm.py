@@ -467,7 +467,7 @@ class Vllm(fe.Fake):
             wanted = self.holding()
             self.mapped, self.left_over, self.host_copy = before
             if kind == "oom_partly":
-                self.left_over = (wanted - self.holding()) // 2
+                self.left_over = (wanted - self.holding() + self.left_over) // 2
                 self.hold()
             fe.say(f"ERROR {NO_ROOM_AWAKE}")
             raise Failed(NO_ROOM_AWAKE)
