@@ -39,6 +39,7 @@ from greenroom.core.facts import (
     Start,
     State,
     Stop,
+    Tell,
     Ticked,
     Verify,
     Wake,
@@ -49,6 +50,10 @@ RAM = "ram"
 ADMISSIONS_MAX = 2  # one transparent retry
 SAME_INSTANT_MAX = 2000
 OPERATOR_S_MAX = 3600.0
+REHEARSAL = "its first sleep, made while nobody waits for it"
+REHEARSAL_S_MAX = 10.0  # after it fell asleep, nobody else came and there was room: by then it is awake again
+USELESS = 0.91  # a sleep after which surely more than that of what was held is still held, frees nothing
+MEMORY = (Cause.OOM, Cause.STARTUP_MEMORY)
 
 
 class Broken(AssertionError):
@@ -91,11 +96,20 @@ class Kept:
     level: int = 0
     idle_at: float = 0.0  # became ready, or its last request ended
     from_sleep: bool = False  # stopped out of sleep: it holds no more than its residue
+    ram_mib: int = 0  # host RAM beside its own devices: what it was started with, or its copy while it sleeps
+    held_mib: int = 0  # what it was last measured to hold before it went to sleep, on its fullest device
+    unfit: tuple[int, ...] = ()  # levels that this instance must not use
+    dozing: dict[str, int] | None = None  # it said that it fell asleep by itself; whether that counted is not known yet
+    alone_at: float | None = None  # rehearsed, and asleep with room to come back since then
 
     def holds_mib(self, device: str) -> int:
         """The least a truthful book has for it on this device now."""
+        if device == RAM and RAM not in self.lanes:
+            return 0 if self.state is State.STOPPED else self.ram_mib
         if device not in self.devices:
             return 0
+        if self.dozing is not None:
+            return min(self.dozing.get(device, 0), self.measured.get(device, 0))
         match self.state:
             case State.STOPPED:
                 return 0
@@ -129,6 +143,12 @@ class Watch:
         self.outside: dict[str, deque[int]] = {}
         self.unkillable: dict[str, dict[str, int]] = {}  # model -> device -> MiB that never came back
         self.shutdown: ShutdownAsked | None = None
+        self.admitted_to: dict[str, int] = {}  # how many requests each model was given
+        self.faults: dict[str, deque[float]] = {}  # sleeps and wakes that ended an engine
+        self.off: set[str] = set()  # who is never put to sleep again, until an operator or a new definition says so
+        self.due_off: dict[str, str] = {}  # whose sleep must be switched off with the event at hand, and why
+        self.copies: dict[tuple[str, int], int] = {}  # (model, level) -> MiB of host RAM, as last measured
+        self.available: dict[str, tuple[int, int]] = {}  # device -> (MiB that could be taken, MiB our engines held) at its last sample
         self.doubted: set[str] = set()  # a Verify is out: nothing is admitted until it is answered
         self.now = 0.0
         self.at_once = 0
@@ -173,6 +193,8 @@ class Watch:
                 self.wishes[event.request] = event
                 if event.operation in (Operation.UNLOAD, Operation.SLEEP, Operation.UNPIN):
                     self.may_leave[event.model] = event.operation
+                    if event.operation is Operation.SLEEP:
+                        self._may_sleep_again(event.model)
                     if event.force:
                         self.forced.add(event.model)
                 if event.operation is Operation.UNPIN:
@@ -191,19 +213,54 @@ class Watch:
             return
         if report.state is State.READY and kept.state in (State.STARTING, State.WAKING, State.READY):
             rose = kept.state is not State.READY
-            kept.state, kept.idle_at = State.READY, report.at if rose else kept.idle_at
+            if kept.state is State.WAKING:
+                kept.ram_mib = self._seen(report) or 0  # an engine may keep its copy
+            elif rose:
+                kept.unfit = report.unfit_levels
+            kept.state, kept.idle_at, kept.alone_at = State.READY, report.at if rose else kept.idle_at, None
             kept.measured = {d: m for d, m in report.measured_mib.items() if d in kept.devices}
             kept.at_ready_mib = max(kept.measured.values(), default=0) if rose else kept.at_ready_mib
-            if report.host_mib is not None and RAM in kept.devices and RAM not in report.measured_mib:
-                kept.measured[RAM] = report.host_mib
         elif report.state is State.ASLEEP and kept.state in (State.GOING_TO_SLEEP, State.WAKING):
-            kept.state = State.ASLEEP
-            kept.level = report.level
-            kept.residue = dict(report.measured_mib)
+            self._asleep(kept, report)
+        elif report.state is State.ASLEEP and kept.state is State.READY:
+            kept.dozing = {d: m for d, m in report.measured_mib.items() if d in kept.devices}
         elif report.state is State.STOPPED:
             if report.cause is Cause.UNKILLABLE:
                 self.unkillable[report.model] = {d: kept.holds_mib(d) for d in kept.devices}
-            kept.state = State.STOPPED
+            elif kept.state in (State.GOING_TO_SLEEP, State.WAKING) and report.cause not in MEMORY:
+                self._sleep_fault(report.model)
+            kept.state, kept.dozing, kept.alone_at, kept.unfit = State.STOPPED, None, None, ()
+
+    def _asleep(self, kept: Kept, report: InstanceReported) -> None:
+        in_vain = kept.state is State.WAKING
+        kept.state = State.ASLEEP
+        kept.residue = dict(report.measured_mib)
+        if (seen_mib := self._seen(report)) is not None:
+            kept.ram_mib = seen_mib
+        must(not report.level or report.level == kept.level, f"{report.model} was sent to level {kept.level}, it sleeps at {report.level}")
+        if in_vain:
+            return
+        if seen_mib is not None:
+            self.copies[report.model, kept.level] = seen_mib
+        still_mib = max(kept.residue.values(), default=0)
+        if kept.held_mib and kept.residue and still_mib > USELESS * kept.held_mib:
+            self.due_off[report.model] = f"its sleep left {still_mib} of {kept.held_mib} MiB"
+
+    def _seen(self, report: InstanceReported) -> int | None:
+        """Host RAM, where it is measured; of a device that is only booked nothing counts as seen."""
+        return report.host_mib if RAM in self.devices and self.devices[RAM].measured else None
+
+    def _sleep_fault(self, model: str) -> None:
+        policy, faults = self.setup.policy, self.faults.setdefault(model, deque(maxlen=16))
+        faults.append(self.now)
+        if model in self.models and sum(self.now - at <= policy.sleep_faults_window_s for at in faults) >= policy.sleep_faults_max:
+            self.due_off[model] = f"{len(faults)} sleeps or wakes ended its engine"
+
+    def _may_sleep_again(self, model: str) -> None:
+        """An operator insists, or its definition is a new one."""
+        self.off.discard(model)
+        self.due_off.pop(model, None)
+        self.faults.pop(model, None)
 
     def _measured(self, sample: MemoryMeasured) -> None:
         if sample.device not in self.devices:
@@ -214,10 +271,18 @@ class Watch:
         leaving = [k for k in self.kept.values() if k.state in (State.GOING_TO_SLEEP, State.STOPPING)]
         if any(sample.device in (*k.devices, RAM) for k in leaving):  # a sleeper has host RAM it was not started with
             outside.clear()  # what a leaving engine still holds cannot be told from what others hold
+        if sample.available_mib is not None:
+            self.available[sample.device] = sample.available_mib, sum(sample.own_mib.values())
+        else:
+            self.available.pop(sample.device, None)
         for model, mib in sample.own_mib.items():
             kept = self.kept.get(model)
-            if kept and kept.state in (State.READY,) and sample.device in kept.devices:
+            if kept is None or sample.device not in kept.lanes:
+                continue
+            if kept.state is State.READY:
                 kept.measured[sample.device] = mib
+            elif kept.state is State.ASLEEP:
+                kept.residue[sample.device] = mib
 
     def _changed(self, setup: Setup) -> None:
         before = self.models
@@ -231,6 +296,8 @@ class Watch:
                 (self.pinned.add if model.pinned else self.pinned.discard)(model.id)
             if old is not None and old.digest != model.digest:
                 self.may_leave[model.id] = "its definition changed"
+                self._may_sleep_again(model.id)
+                self.copies = {key: mib for key, mib in self.copies.items() if key[0] != model.id}
         for gone in before.keys() - self.models.keys():
             self.may_leave[gone] = "it was removed"
             self.pinned.discard(gone)
@@ -258,11 +325,14 @@ class Watch:
             case Wake():
                 self._wake(action)
             case Sleep():
-                kept = self._leaves(action.model, action.generation, "sleep")
-                must(kept.state is State.READY, f"{action.model} is told to sleep while {kept.state}")
-                tiers = {t.level for t in self._definition(action.model).sleep} if action.model in self.models else {action.level}
-                must(action.level in tiers, f"{action.model} cannot sleep at level {action.level}")
-                kept.state = State.GOING_TO_SLEEP
+                self._sleep(action)
+            case Tell(kind="sleep_off"):
+                self.off.add(action.model)
+                self.due_off.pop(action.model, None)
+            case Tell(kind="sleeping") if REHEARSAL in action.text:
+                self.kept[action.model].alone_at = float("inf")
+            case Tell(kind="asleep"):
+                self._fell_asleep(action.model)
             case Stop():
                 kept = self._leaves(action.model, action.generation, "stop")
                 must(kept.state not in (State.STOPPED, State.STOPPING), f"{action.model} is stopped while {kept.state}")
@@ -275,6 +345,61 @@ class Watch:
                 must(action.generation <= kept.generation, f"{action.model}: an instance that never was is to be verified")
             case SetTimer():
                 must(action.at == action.at, "the timer is not a number")
+
+    def _sleep(self, action: Sleep) -> None:
+        model, level = action.model, action.level
+        kept = self._leaves(model, action.generation, "sleep")
+        must(kept.state is State.READY, f"{model} is told to sleep while {kept.state}")
+        must(not self._flying_of(model, silent_too=True), f"{model} is told to sleep with requests in flight")
+        must(model not in self.off, f"{model} is told to sleep though its sleep was switched off")
+        must(level not in kept.unfit, f"{model} is told to sleep at level {level}, which this instance must not use")
+        kept.held_mib = max((kept.measured.get(device, 0) for device in kept.lanes), default=0)
+        kept.state, kept.level, kept.dozing = State.GOING_TO_SLEEP, level, None
+        known = self.models.get(model)
+        if known is None:
+            return
+        tiers = {tier.level: tier for tier in known.sleep}
+        must(level in tiers, f"{model} cannot sleep at level {level}")
+        self._copies(model, kept, min(tiers[level].host_mib, self.copies.get((model, level), tiers[level].host_mib)))
+
+    def _copies(self, model: str, kept: Kept, copy_mib: int) -> None:
+        """Its copy fits into host RAM: in the book, and above the floor of what was really there at the last sample."""
+        grows_mib = copy_mib - kept.ram_mib
+        if grows_mib <= 0 or RAM not in self.devices or RAM in kept.lanes:
+            return
+        if RAM in self.available:
+            available_mib, held_mib = self.available[RAM]
+            promised_mib = max(0, sum(each.holds_mib(RAM) for each in self.kept.values()) - held_mib)
+            floor_mib = self.setup.policy.ram_floor_mib
+            must(
+                available_mib - promised_mib - floor_mib >= grows_mib,
+                f"{model} takes {grows_mib} MiB of host RAM: {available_mib} are there, {promised_mib} promised, {floor_mib} to be left",
+            )
+        kept.ram_mib = copy_mib
+        self._fits(model, (RAM,))
+
+    def _fell_asleep(self, model: str) -> None:
+        kept = self.kept[model]
+        if kept.dozing is not None:
+            flying, waiting = self._flying_of(model, silent_too=True), [a.id for a in self.waiting.values() if a.model == model]
+            must(not flying and not waiting, f"{model} counts as asleep by itself with {flying} in flight and {waiting} waiting")
+            must(model not in self.pinned, f"{model} is pinned and counts as asleep by itself: its room would go to others")
+            kept.state, kept.residue, kept.level, kept.dozing = State.ASLEEP, kept.dozing, 1, None
+        if kept.alone_at is not None:
+            others = self.waiting or self.wishes or self.shutdown is not None
+            kept.alone_at = self.now if not others and self._would_fit(model, kept) else None
+
+    def _would_fit(self, model: str, kept: Kept) -> bool:
+        """Whether it surely has room to wake, whatever the book has learned of others."""
+        for name in kept.lanes:
+            device, known = self.devices.get(name), self.models.get(model)
+            if device is None or known is None or known.need_mib is None:
+                return False
+            most = device.capacity_mib - device.headroom_mib
+            others = [k for n, k in self.kept.items() if n != model and k.state is not State.STOPPED and name in k.lanes]
+            if others or any(self.outside.get(name, (0,))) or max(known.need_mib, kept.held_mib) * 1.1 > most:
+                return False
+        return True
 
     def _definition(self, model: str) -> Model:
         return self.models[model]
@@ -297,6 +422,8 @@ class Watch:
                 must(other.order > asked.order, f"request {asked.id} overtakes {other.id}, which asked {asked.model} earlier")
         asked.generation = action.generation
         self.flying[action.request] = asked
+        self.admitted_to[action.model] = self.admitted_to.get(action.model, 0) + 1
+        kept.dozing = None  # if it dozes, this wakes it
         self.admitted += 1
 
     def _flying_of(self, model: str, *, silent_too: bool = False) -> int:
@@ -363,6 +490,9 @@ class Watch:
         kept.state, kept.generation, kept.devices = State.STARTING, action.generation, tuple(action.reserved_mib)
         kept.reserved, kept.measured, kept.residue = dict(action.reserved_mib), {}, {}
         kept.lanes, kept.sized = tuple(chosen), model.need_mib is not None
+        kept.ram_mib = action.reserved_mib.get(RAM, 0) if RAM not in chosen else 0
+        kept.held_mib, kept.dozing, kept.alone_at, kept.unfit = 0, None, None, ()
+        self._leaves_room(chosen)
         self._fits(action.model, kept.devices)
         self.starts += 1
         if action.model not in self.pinned:
@@ -373,11 +503,20 @@ class Watch:
         must(kept.state is State.ASLEEP, f"{action.model} is woken while {kept.state}")
         must(action.generation >= kept.generation, f"wake {action.model} generation {action.generation}, it is {kept.generation}")
         must(self.shutdown is None, f"{action.model} is woken after shutdown was asked for")
+        must(action.level == kept.level, f"{action.model} is woken from level {action.level}, it sleeps at {kept.level}")
+        kept.alone_at = None
+        self._leaves_room(kept.lanes)
         for device in kept.lanes:
             self._lane(action.model, device, starting=False)
         self._groups(action.model)
         kept.state, kept.generation = State.WAKING, action.generation
         self._fits(action.model, kept.devices)
+
+    def _leaves_room(self, lanes: Sequence[str]) -> None:
+        """Somebody rises here: whoever sleeps after a rehearsal has left its room to others."""
+        for other in self.kept.values():
+            if not set(other.lanes).isdisjoint(lanes):
+                other.alone_at = None
 
     def _lane(self, model: str, device: str, *, starting: bool) -> None:
         rising = [n for n, k in self.kept.items() if n != model and device in k.lanes and k.state in (State.STARTING, State.WAKING)]
@@ -422,11 +561,14 @@ class Watch:
 
     def compare(self, view: View) -> None:
         """The scheduler's own story agrees with what was seen."""
+        must(not self.due_off, f"sleep is still on: {self.due_off}")
         per_device: dict[str, int] = {}
         for shown in view.models:
             waiting = sum(1 for a in self.waiting.values() if a.model == shown.id)
             must(shown.queued == waiting, f"{shown.id} shows {shown.queued} waiting, {waiting} wait")
             kept = self.kept[shown.id]
+            kept.dozing = None  # by now it would have been told
+            must(not (shown.sleep_levels and shown.id in self.off), f"{shown.id} shows levels {shown.sleep_levels}, its sleep is off")
             for instance in shown.instances:
                 for device, mib in instance.reserved_mib.items():
                     per_device[device] = per_device.get(device, 0) + mib
@@ -458,7 +600,7 @@ class Watch:
         must(generation == kept.generation, f"{model} shows generation {generation}, it is {kept.generation}")
         flying = self._flying_of(model, silent_too=True)
         must(in_flight == flying, f"{model} shows {in_flight} in flight, {flying} are")
-        for device in kept.devices:
+        for device in {*kept.devices, RAM} & self.devices.keys():
             held = kept.holds_mib(device)
             must(reserved.get(device, 0) >= held, f"{model} holds {held} MiB on {device}, only {reserved.get(device, 0)} are booked")
 
@@ -471,6 +613,13 @@ class Watch:
             idle_s = self.now - kept.idle_at
             if model.ttl_s is not None:
                 must(idle_s <= model.ttl_s + slack_s, f"{name} is idle for {idle_s:.0f} s and still there, ttl {model.ttl_s:g} s")
+
+    def rehearsals(self, slack_s: float) -> None:
+        """Who was put to sleep only to see how it sleeps is back, unless somebody else came."""
+        for name, kept in self.kept.items():
+            if kept.alone_at is not None and kept.state is State.ASLEEP and name not in self.may_leave:
+                slept_s = self.now - kept.alone_at
+                must(slept_s <= REHEARSAL_S_MAX + slack_s, f"{name} was rehearsed {slept_s:.0f} s ago, and sleeps on for nobody")
 
     def all_over(self) -> None:
         """After shutdown: nothing waits, runs or lives."""

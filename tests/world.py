@@ -4,8 +4,9 @@
     python -m tests.world --from 0 --count 2000     plays many, prints each failing seed
 
 Everything the host can do to the core happens here: starts that fail, engines that die while they serve, clients that
-hang up, memory that comes back late or never, foreign processes, wrong sizes, operators, reloads, shutdown.  After every
-event tests/watch.py checks the invariants from outside.  One seed is one world: the same seed plays the same story.
+hang up, memory that comes back late or never, foreign processes, wrong sizes, operators, reloads, shutdown; sleeps that
+fail, free nothing or hold more than they said, wakes that find no room, engines that doze off.  After every event
+tests/watch.py checks the invariants from outside.  One seed is one world: the same seed plays the same story.
 """
 
 from __future__ import annotations
@@ -72,6 +73,23 @@ PATIENT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
+class Nights:
+    """How a model really sleeps: probabilities, and factors on what its tiers promise."""
+
+    sleep_fails: float = 0.0
+    wake_fails: float = 0.0
+    wake_finds_no_room: float = 0.0
+    vain_wakes: int = 1  # then that many in a row
+    frees_nothing: float = 0.0
+    residue: float = 1.0
+    residue_creeps: float = 0.0
+    copy: float = 1.0
+    keeps_copy: bool = False
+    unfit: tuple[int, ...] = ()  # levels that each of its instances says it must not use
+    dozes_after_s: float = 5.0  # where its engine falls asleep by itself
+
+
+@dataclass(frozen=True, slots=True)
 class Truth:
     """What a model is really like; the scheduler only believes things about it."""
 
@@ -82,6 +100,7 @@ class Truth:
     dies: float  # probability, per time it becomes ready
     cause: Cause
     service_s: float
+    nights: Nights = field(default_factory=Nights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +115,7 @@ class Weather:
     foreign: float  # share of the capacity foreign processes may take
     race: float  # a report that crosses an order on its way
     sample_s: float
+    tells_available: bool  # samples of host RAM say what can really be taken
 
 
 @dataclass(slots=True)
@@ -108,6 +128,8 @@ class Engine:
     holds_mib: dict[str, int]
     move: int = 0  # the end of an abandoned move is told by its number
     host_mib: int = 0
+    dozing: bool = False  # asleep by itself; a request wakes it
+    vain: int = 0  # so many more wakes find no room
 
 
 @dataclass(slots=True)
@@ -123,6 +145,9 @@ class Story:
     starts: int = 0
     moves: int = 0
     cuts: int = 0
+    sleeps: int = 0
+    dozes: int = 0
+    sleep_faults: int = 0  # sleeps and wakes that ended an engine, freed nothing or found no room
     ended_at: float = 0.0
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL))
 
@@ -150,6 +175,24 @@ def make_tiers(rng: random.Random, need: int, up_s: float) -> tuple[SleepTier, .
     return rng.choice(((one,), (two,), (one, two)))
 
 
+def make_nights(rng: random.Random) -> Nights:
+    if rng.random() < 0.3:
+        return Nights()
+    return Nights(
+        sleep_fails=rng.choice((0.0, 0.0, 0.1, 0.5)),
+        wake_fails=rng.choice((0.0, 0.0, 0.1, 0.5)),
+        wake_finds_no_room=rng.choice((0.0, 0.0, 0.2, 0.6)),
+        vain_wakes=rng.randint(1, 3),
+        frees_nothing=rng.choice((0.0, 0.0, 0.0, 0.2, 1.0)),
+        residue=rng.choice((0.7, 1.0, 1.0, 2.0, 5.0)),
+        residue_creeps=rng.choice((0.0, 0.0, 0.3)),
+        copy=rng.choice((0.5, 1.0, 1.0, 1.5, 2.5)),
+        keeps_copy=rng.random() < 0.3,
+        unfit=rng.choice(((), (), (), (), (1,), (2,), (1, 2))),
+        dozes_after_s=rng.choice((0.5, 5.0, 30.0)),
+    )
+
+
 def make_model(rng: random.Random, name: str, devices: Sequence[Device], may_pin: bool) -> tuple[Model, Truth]:
     gpus = [d for d in devices if d.kind != RAM]
     on_ram = len(devices) > len(gpus) and rng.random() < 0.15
@@ -167,6 +210,7 @@ def make_model(rng: random.Random, name: str, devices: Sequence[Device], may_pin
     up_s = rng.choice((0.5, 2.0, 8.0, 30.0)) * rng.uniform(0.6, 1.5)
     down_s = rng.choice((0.0, 0.2, 1.0))
     tiers = () if on_ram else make_tiers(rng, need, up_s)
+    dozes = not tiers and not on_ram and rng.random() < 0.2
     model = Model(
         id=name,
         devices=candidates,
@@ -181,6 +225,7 @@ def make_model(rng: random.Random, name: str, devices: Sequence[Device], may_pin
         on_conflict=rng.choice(("refuse", "refuse", "wait")),
         priority=rng.choice((Priority.INTERACTIVE, Priority.INTERACTIVE, Priority.BATCH)),
         sleep=tiers,
+        doze=SleepTier(1, rng.randint(30, 400), 0, 0.0, 0.1 + need / 4000) if dozes else None,
         sleep_after_s=rng.choice((None, None, 5.0, 30.0)),
         ttl_s=None if pinned else rng.choice((None, None, 10.0, 60.0)),
         up_s=up_s * rng.choice((0.25, 1.0, 1.0, 4.0)),
@@ -199,6 +244,7 @@ def make_model(rng: random.Random, name: str, devices: Sequence[Device], may_pin
         dies=rng.choice((0.0, 0.0, 0.1, 0.4)),
         cause=rng.choice((Cause.EXITED, Cause.EXITED, Cause.OOM, Cause.STARTUP_MEMORY, Cause.TIMEOUT, Cause.MISCONFIGURED)),
         service_s=rng.choice((0.05, 0.3, 1.0, 3.0)),
+        nights=make_nights(rng),
     )
     return model, truth
 
@@ -214,6 +260,10 @@ def make_policy(rng: random.Random) -> Policy:
         harm_check=rng.choice((0.0, 0.0, 0.5)),
         lanes=rng.choice((1, 1, 2)),
         exact_victims_max=rng.choice((2, 10)),
+        sleep_faults_max=rng.choice((1, 2, 2, 4)),
+        sleep_faults_window_s=rng.choice((30.0, 86400.0)),
+        early_sleep_s=rng.choice((None, 1.0, 5.0, 20.0)),
+        ram_floor_mib=rng.choice((0, 1024, 1024, 4096)),
     )
 
 
@@ -241,6 +291,7 @@ def make_weather(rng: random.Random) -> Weather:
         foreign=rng.choice((0.0, 0.0, 0.2, 0.6)) if bad else 0.0,
         race=0.4 if bad else 0.0,
         sample_s=rng.choice((1.0, 3.0)),
+        tells_available=rng.random() < 0.6,
     )
 
 
@@ -371,6 +422,8 @@ class World:
         rng, truth = self.rng, self.truths[admit.model]
         self.flights[admit.request] = admit.model
         engine = self.engines.get(admit.model)
+        if engine is not None and engine.dozing:
+            self._rouse(admit.model, engine)
         if engine is not None and rng.random() < GROWS:
             engine.holds_mib = {d: int(m * rng.uniform(1.0, 1.2)) for d, m in engine.holds_mib.items()}
         if rng.random() < self.weather.lost:
@@ -389,7 +442,9 @@ class World:
     def _finish(self, request: int, outcome: Outcome) -> None:
         if self.flights.pop(request, None) is None:
             return
+        asked = self.watch.flying[request]
         self.tell(RequestFinished(self.now, request, outcome))
+        self._may_doze(asked.model)
         self._next_in_loop(request)
 
     def _lose(self, request: int) -> None:
@@ -437,18 +492,22 @@ class World:
     def _risen(self, model: str, engine: Engine, move: int, took_s: float, cause: Cause) -> None:
         if self.engines.get(model) is not engine or engine.move != move:
             return
-        rng = self.rng
         if cause is Cause.NONE and self._overfull(model, engine):
             cause = Cause.OOM
         if cause is not Cause.NONE:
             self._gone(model, engine, cause, wanted_mib=self.truths[model].peak_mib if cause is Cause.STARTUP_MEMORY else None)
             return
+        self._up(model, engine, took_s, unfit_levels=self.truths[model].nights.unfit, why="as its start told")
+
+    def _up(self, model: str, engine: Engine, took_s: float, **more: Any) -> None:
+        rng = self.rng
         engine.phase = State.READY
         for device in engine.devices:
             engine.holds_mib[device] = self.truths[model].peak_mib
         if rng.random() < self.truths[model].dies:
             self.later(rng.expovariate(1 / 10.0), self._dies, model, engine)
-        self._report(model, engine, State.READY, took_s=took_s)
+        self._report(model, engine, State.READY, took_s=took_s, **more)
+        self._may_doze(model)
 
     def _report(self, model: str, engine: Engine, state: State, **more: Any) -> None:
         measured = {d: m for d, m in engine.holds_mib.items() if d in self.watch.devices and self.watch.devices[d].measured}
@@ -492,15 +551,53 @@ class World:
         elif engine.phase is State.READY:
             self._report(verify.model, engine, State.READY)
 
+    def _tier(self, name: str, level: int) -> SleepTier:
+        model = self.watch.models.get(name)  # None: a reload has removed it meanwhile
+        tiers = (*model.sleep, *((model.doze,) if model.doze is not None else ())) if model is not None else ()
+        return next((tier for tier in tiers if tier.level == level), SleepTier(level, 100, 0, 0.5, 0.5))
+
     def _woken(self, wake: Wake) -> None:
-        rng, engine = self.rng, self.engines[wake.model]
+        rng, engine, nights = self.rng, self.engines[wake.model], self.truths[wake.model].nights
         engine.move += 1
-        engine.generation = wake.generation
-        engine.phase = State.WAKING
-        tier = next((t for t in self.watch.models[wake.model].sleep if t.level == wake.level), None)
-        took_s = (tier.wake_s if tier else 1.0) * rng.uniform(0.8, 1.3)
-        cause = rng.choice((Cause.TIMEOUT, Cause.EXITED)) if rng.random() < self.truths[wake.model].start_fails / 4 else Cause.NONE
-        self.later(took_s, self._risen, wake.model, engine, engine.move, took_s, cause)
+        engine.phase, engine.dozing = State.WAKING, False
+        took_s = self._tier(wake.model, wake.level).wake_s * rng.uniform(0.8, 1.3)
+        if not engine.vain and rng.random() < nights.wake_finds_no_room:
+            engine.vain = nights.vain_wakes
+        fails = not engine.vain and rng.random() < nights.wake_fails
+        self.later(took_s * (rng.random() if fails else 1.0), self._awake, wake.model, engine, engine.move, took_s, fails)
+
+    def _awake(self, model: str, engine: Engine, move: int, took_s: float, fails: bool) -> None:
+        if self.engines.get(model) is not engine or engine.move != move:
+            return
+        rng = self.rng
+        if fails:
+            self.story.sleep_faults += 1
+            self._gone(model, engine, rng.choice((Cause.WAKE_FAILED, Cause.WAKE_FAILED, Cause.TIMEOUT, Cause.EXITED)))
+        elif engine.vain or self._overfull(model, engine):
+            engine.vain = max(0, engine.vain - 1)
+            self.story.sleep_faults += 1
+            if rng.random() < 0.2:
+                self._gone(model, engine, Cause.OOM)
+            else:
+                self._no_room(model, engine)
+        else:
+            known = self.watch.models.get(model)
+            if not self.truths[model].nights.keeps_copy:
+                engine.host_mib = known.host_mib if known is not None else 0
+            self._up(model, engine, took_s, host_mib=engine.host_mib if rng.random() < 0.8 else None)
+
+    def _no_room(self, model: str, engine: Engine) -> None:
+        """It could not be woken and sleeps on; sometimes it is plain who has the room."""
+        rng, device = self.rng, engine.devices[0]
+        known = self.watch.devices.get(device)
+        if known is not None and known.measured and rng.random() < 0.4:
+            taken = int(known.capacity_mib * rng.uniform(0.1, 0.5))
+            self.leaked[device] += taken
+            self.later(rng.uniform(2.0, 40.0), self._leak_ends, device, taken)
+        engine.phase = State.ASLEEP
+        samples = tuple(s for d in engine.devices if (s := self._sampled(d)) is not None) if rng.random() < 0.6 else ()
+        host_mib = engine.host_mib if rng.random() < 0.5 else None
+        self._report(model, engine, State.ASLEEP, samples=samples, host_mib=host_mib, level=rng.choice((0, self.watch.kept[model].level)))
 
     def _sleeps(self, sleep: Sleep) -> None:
         rng, engine = self.rng, self.engines.get(sleep.model)
@@ -508,23 +605,79 @@ class World:
             return  # it died in this very instant; its report is on the way
         engine.move += 1
         engine.phase = State.GOING_TO_SLEEP
-        model = self.watch.models.get(sleep.model)  # None: a reload has removed it meanwhile
-        tiers = model.sleep if model is not None else ()
-        tier = next((t for t in tiers if t.level == sleep.level), SleepTier(sleep.level, 100, 0, 0.5, 0.5))
+        tier = self._tier(sleep.model, sleep.level)
         took_s = tier.sleep_s * rng.uniform(0.8, 1.3)
-        fails = rng.random() < self.truths[sleep.model].start_fails / 4
-        self.later(took_s, self._asleep, sleep.model, engine, engine.move, took_s, tier, fails)
+        fails = rng.random() < self.truths[sleep.model].nights.sleep_fails
+        self.story.sleeps += 1
+        self.later(took_s * (rng.random() if fails else 1.0), self._asleep, sleep.model, engine, engine.move, took_s, tier, fails)
 
     def _asleep(self, model: str, engine: Engine, move: int, took_s: float, tier: SleepTier, fails: bool) -> None:
         if self.engines.get(model) is not engine or engine.move != move:
             return
+        rng, nights, known = self.rng, self.truths[model].nights, self.watch.devices.get(RAM)
+        copy_mib = int(tier.host_mib * nights.copy * rng.uniform(0.9, 1.1))
         if fails:
-            self._gone(model, engine, Cause.TIMEOUT)
+            self.story.sleep_faults += 1
+            self._gone(model, engine, rng.choice((Cause.SLEEP_FAILED, Cause.SLEEP_FAILED, Cause.TIMEOUT, Cause.EXITED)))
+            return
+        grows_mib = max(0, copy_mib - engine.host_mib)
+        if known is not None and RAM not in engine.devices and self._used_mib(RAM) + grows_mib > (known.total_mib or known.capacity_mib):
+            self._gone(model, engine, Cause.OOM)  # of host RAM
             return
         engine.phase = State.ASLEEP
+        if RAM not in engine.devices:
+            engine.host_mib = max(engine.host_mib, copy_mib)
+        useless = rng.random() < nights.frees_nothing
+        self.story.sleep_faults += useless
         for device in engine.devices:
-            engine.holds_mib[device] = int(tier.residue_mib * self.rng.uniform(0.8, 1.1))
-        self._report(model, engine, State.ASLEEP, took_s=took_s, level=tier.level, host_mib=tier.host_mib)
+            held_mib = engine.holds_mib[device]
+            left_mib = int(tier.residue_mib * nights.residue * rng.uniform(0.8, 1.1))
+            engine.holds_mib[device] = int(held_mib * rng.uniform(0.92, 1.0)) if useless else min(held_mib, left_mib)
+        if rng.random() < nights.residue_creeps:
+            self.later(rng.uniform(1.0, 30.0), self._creeps, model, engine, engine.move)
+        if rng.random() < self.truths[model].dies / 2:
+            self.later(rng.expovariate(1 / 10.0), self._dies, model, engine)
+        host_mib = engine.host_mib if rng.random() < 0.8 else None
+        self._report(model, engine, State.ASLEEP, took_s=took_s, level=tier.level, host_mib=host_mib)
+
+    def _creeps(self, model: str, engine: Engine, move: int) -> None:
+        """A sleeper takes more, as far as there is more."""
+        if self.engines.get(model) is engine and engine.move == move:
+            for device in engine.devices:
+                known = self.watch.devices.get(device)
+                room = known.capacity_mib - self._used_mib(device) if known is not None else 0
+                engine.holds_mib[device] += max(0, min(room, self.rng.randint(50, 1500)))
+
+    def _may_doze(self, model: str) -> None:
+        """An engine that can, falls asleep when it has been idle for a while."""
+        known, engine = self.watch.models.get(model), self.engines.get(model)
+        if known is not None and known.doze is not None and engine is not None and engine.phase is State.READY:
+            self.later(self.truths[model].nights.dozes_after_s, self._dozes, model, engine, self.watch.admitted_to.get(model, 0))
+
+    def _dozes(self, model: str, engine: Engine, admitted: int) -> None:
+        if self.engines.get(model) is not engine or engine.phase is not State.READY or engine.dozing:
+            return
+        known = self.watch.models.get(model)
+        if known is None or known.doze is None or self.watch.admitted_to.get(model, 0) != admitted or model in self.flights.values():
+            return
+        engine.dozing = True
+        for device in engine.devices:
+            engine.holds_mib[device] = min(engine.holds_mib[device], int(known.doze.residue_mib * self.truths[model].nights.residue))
+        self.later(self.rng.choice((0.0, 0.5, 2.0)), self._tells_doze, model, engine)
+
+    def _tells_doze(self, model: str, engine: Engine) -> None:
+        """Seen a little later; what was put to sleep, stopped or woken meanwhile is not told."""
+        if self.engines.get(model) is engine and engine.phase is State.READY and engine.dozing:
+            self.story.dozes += 1
+            self._report(model, engine, State.ASLEEP, level=1)
+            if self.watch.kept[model].state is State.ASLEEP:
+                engine.phase = State.ASLEEP
+
+    def _rouse(self, model: str, engine: Engine) -> None:
+        """The request wakes it."""
+        engine.dozing = False
+        for device in engine.devices:
+            engine.holds_mib[device] = self.truths[model].peak_mib
 
     def _stops(self, stop: Stop) -> None:
         rng, engine = self.rng, self.engines.get(stop.model)
@@ -573,13 +726,22 @@ class World:
             own += sum(e.host_mib for e in self.engines.values())
         return own + self.foreign.get(device, 0) + self.leaked.get(device, 0)
 
-    def _sample(self, device: str) -> None:
+    def _sampled(self, device: str) -> MemoryMeasured | None:
         known = self.watch.devices.get(device)
-        if known is not None and known.measured:
-            own = {n: e.holds_mib[device] for n, e in self.engines.items() if device in e.holds_mib and e.phase is not State.STOPPED}
-            if device == RAM:
-                own.update({n: own.get(n, 0) + e.host_mib for n, e in self.engines.items() if e.host_mib})
-            self.tell(MemoryMeasured(self.now, device, self._used_mib(device), own, "pid 4711 (python)"))
+        if known is None or not known.measured:
+            return None
+        own = {n: e.holds_mib[device] for n, e in self.engines.items() if device in e.holds_mib and e.phase is not State.STOPPED}
+        available = None
+        if device == RAM:
+            own.update({n: own.get(n, 0) + e.host_mib for n, e in self.engines.items() if e.host_mib})
+            if self.weather.tells_available:
+                available = max(0, (known.total_mib or known.capacity_mib) - self._used_mib(RAM))
+        return MemoryMeasured(self.now, device, self._used_mib(device), own, "pid 4711 (python)", available)
+
+    def _sample(self, device: str) -> None:
+        sample = self._sampled(device)
+        if sample is not None:
+            self.tell(sample)
         self.later(self.weather.sample_s, self._sample, device)
 
     def _foreign_moves(self, device: str) -> None:
@@ -675,6 +837,7 @@ class World:
             if rng.random() < 0.3:
                 self._run_until(self.now + REST_S, lambda: False)
                 self.watch.idle_ladders(LADDER_SLACK_S)
+                self.watch.rehearsals(LADDER_SLACK_S)
         self._close()
         return self._ended()
 

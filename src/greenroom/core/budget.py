@@ -24,7 +24,7 @@ class Pool:
     holder: str = ""
     high_samples: int = 0  # samples in a row with more booked than the budget holds
     available_mib: int | None = None  # host RAM: what could really be taken at the last sample
-    booked_then_mib: int = 0  # what was booked at that sample
+    held_then_mib: int = 0  # what our engines really held of their bookings at that sample
 
     @property
     def budget_mib(self) -> int:
@@ -45,7 +45,7 @@ class Pool:
             return False
         if self.available_mib is None:
             return True
-        promised = max(0, self.booked_mib - self.booked_then_mib)
+        promised = max(0, self.booked_mib - self.held_then_mib)  # booked, and not taken yet
         return self.available_mib - promised - floor_mib >= mib
 
     def outside_counted_mib(self, outside_mib: int) -> int:

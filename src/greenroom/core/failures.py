@@ -155,11 +155,13 @@ def booking(entry: Entry) -> str:
 
 
 def raise_need(stage: Stage, entry: Entry, report: InstanceReported) -> None:
-    """Book more from now on, at most what its devices can ever give; unknown stays unknown: that is all there is."""
+    """Book more from now on, at most what its devices can ever give beside what is pinned there (more would rule it out for
+    good); unknown stays unknown: that is all there is."""
     old = entry.need_mib
     if old is None:
         return
-    most = min((stage.book.pools[device].most_mib for device in entry.instance.devices), default=old)
+    pools = stage.book.pools
+    most = min((pools[device].most_mib - stage.pinned_on(device, besides=entry) for device in entry.instance.devices), default=old)
     larger = max(int(old * stage.policy.oom_growth) + 1, report.wanted_mib or 0)
     entry.need_mib, entry.need_source = min(larger, max(most, old)), "measured"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from .costs import blend
 from .entry import Entry
-from .facts import Admit, Done, InstanceReported, Sleep, Start, State, Stop, Wake
+from .facts import Admit, Done, InstanceReported, Sleep, SleepTier, Start, State, Stop, Wake
 from .placement import ABSENT, Choice, fall_level, host_takes, leave_s, loss_s
 from .queue import Waiting
 from .residency import FALLING, HOME, RISING, SERVING
@@ -233,11 +233,11 @@ def send_off(stage: Stage, entry: Entry, level: int, why: str, *, evicted: bool 
     if entry.state in SERVING and stage.now - instance.ready_at >= stage.policy.crash_forget_s:
         entry.failures = 0
     idle = f"idle {span(stage.now - instance.idle_at)}" if entry.state in SERVING else f"was {entry.state.value}"
-    back = f"back in about {span(loss_s(entry, level) - leave_s(entry, level))}"
     tier = entry.tier(level)
-    if tier is not None and not host_takes(stage, entry, tier):  # host RAM went to somebody else since this level was chosen
+    if tier is not None and (tier not in entry.tiers or not host_takes(stage, entry, tier)):  # not so any more since it was chosen
         level = fall_level(stage, entry)
         tier = entry.tier(level)
+    back = f"back in about {span(loss_s(entry, level) - leave_s(entry, level))}"
     if tier is not None and entry.state in SERVING:
         needs = dict(held)
         copy = entry.costs.copy(tier)
@@ -252,7 +252,7 @@ def send_off(stage: Stage, entry: Entry, level: int, why: str, *, evicted: bool 
     else:
         entry.move(State.STOPPING, stage.now)
         kind = "evicted" if evicted else "stopping"
-        total = gib(max(freed.values(), default=0))
+        total = gib(max((freed.get(device, 0) for device in instance.devices), default=0))
         stage.tell(entry, kind, f"unloaded: {why}; {idle}, frees {total}, {back}")
         stage.say(Stop(entry.id, instance.generation, why, freed))
     if entry.queue:
@@ -290,11 +290,14 @@ def became_ready(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         took = report.took_s if report.took_s is not None else now - instance.since
         learn_up(stage, entry, took, woke)
         entry.move(State.READY, now)
-        instance.ready_at = instance.idle_at = now
+        instance.ready_at = now
+        if not instance.rehearsing or not entry.queue.only_quiet:  # a rehearsal is no use of it: its idle clock goes on
+            instance.idle_at = now
+        instance.rehearsing = False
         instance.level = 0
         entry.oom_tries = entry.wake_ooms = 0
         if woke:
-            _book_awake(stage, entry, report.host_mib)
+            _book_awake(stage, entry, seen_of_host(stage, report))
         else:
             instance.unfit = report.unfit_levels
             if report.unfit_levels and report.why:
@@ -339,19 +342,18 @@ def fell_asleep(stage: Stage, entry: Entry, report: InstanceReported) -> None:
     instance = entry.instance
     before = entry.state
     level = report.level or instance.level
-    tier = entry.tier(level)
-    assert tier is not None, f"{entry.id} reports sleep level {level}, which its engine does not have"
+    # A reload may have taken the level away meanwhile; then nothing is promised of it.
+    tier = entry.tier(level) or SleepTier(level, max(stage.book.of(entry.id).values(), default=0), 0, 1.0, 1.0)
     measured = [mib for device, mib in report.measured_mib.items() if device in instance.devices]
     held_mib = max((entry.measured_mib.get(device) or stage.book.of(entry.id).get(device, 0) for device in instance.devices), default=0)
     if measured and before is not State.WAKING:  # a wake in vain may have mapped a part already
         entry.costs.residue_mib[level] = max(measured)
-    residue = max(measured) if measured else entry.costs.residue(tier)
+    residue = max(measured) if measured else min(entry.costs.residue(tier), held_mib)
     needs = dict.fromkeys(instance.devices, residue)
-    ram = stage.book.pools.get("ram")
-    seen = report.host_mib if ram is None or ram.device.measured else None  # of a device that is only booked, nothing counts as seen
+    seen = seen_of_host(stage, report)
     if seen is not None and before is not State.WAKING:
         entry.costs.copy_mib[level] = seen
-    host = entry.costs.copy(tier) if seen is None else seen
+    host = max(entry.model.host_mib, entry.costs.copy(tier)) if seen is None else seen
     if host and "ram" in stage.book.pools and "ram" not in needs:
         needs["ram"] = host
     stage.book.set(entry.id, needs)
@@ -377,10 +379,18 @@ def fell_asleep(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         return
     stage.fulfil(entry, ("sleep",), f"{entry.id} is asleep at level {level}")
     if instance.rehearsing:
-        instance.rehearsing = False
-        if not stage.waiting and stage.book.fits(stage.required(entry, instance.devices), entry.id):
+        going = entry.order or entry.retire or stage.shutting_down
+        if not going and not stage.waiting and stage.book.fits(stage.required(entry, instance.devices), entry.id):
             stage.ghost(entry, quiet=True)
+        else:
+            instance.rehearsing = False
     stage.wake_at(stage.now, entry)
+
+
+def seen_of_host(stage: Stage, report: InstanceReported) -> int | None:
+    """Host RAM as measured; of a device that is only booked, nothing counts as seen."""
+    ram = stage.book.pools.get("ram")
+    return report.host_mib if ram is None or ram.device.measured else None
 
 
 def _woken_in_vain(stage: Stage, entry: Entry, report: InstanceReported) -> None:

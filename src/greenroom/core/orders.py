@@ -84,6 +84,9 @@ def _unload(stage: Stage, entry: Entry, event: OperatorAsked) -> None:
 
 def _sleep(stage: Stage, entry: Entry, event: OperatorAsked) -> None:
     if entry.state is State.ASLEEP:
+        if entry.queue and entry.queue.only_quiet:  # what would wake it again, for nobody
+            for ghost in entry.queue.drain():
+                stage.leave_queue(entry, ghost)
         stage.say(Done(event.request, f"{entry.id} is asleep at level {entry.instance.level}"))
         return
     if entry.sleep_off:  # the operator knows better: it has the first try again
@@ -239,29 +242,24 @@ def ladder(stage: Stage, entry: Entry) -> None:
     if model.sleep_after_s is not None and entry.state is State.READY and (level := fall_level(stage, entry)):
         steps.append((idle_at + model.sleep_after_s, level))
     due = [step for step in steps if step[0] <= stage.now + 1e-9]
-    early_s = early_after_s(stage, entry) if entry.state is State.READY else None
     if due:
         _go_down(stage, entry, 0 if any(level == 0 for _, level in due) else due[0][1])
-    elif early_s is not None and idle_at + early_s <= stage.now + 1e-9 and _may_rehearse(stage, entry):
-        depart(stage, entry.instance.devices, entry, 1)
-        entry.instance.rehearsing = True
-        send_off(stage, entry, 1, "its first sleep, made while nobody waits for it")
-    else:
-        if early_s is not None:
-            steps.append((max(idle_at, stage.now) + early_s if idle_at + early_s <= stage.now + 1e-9 else idle_at + early_s, 1))
-        if steps:
-            stage.wake_at(min(steps)[0], entry)
+        return
+    early_s = stage.policy.early_sleep_s
+    if early_s is not None and may_rehearse(entry) and any(_is_crowded(stage, device) for device in entry.instance.devices):
+        if idle_at + early_s > stage.now + 1e-9:
+            steps.append((idle_at + early_s, 1))
+        elif _rehearse(stage, entry):
+            return
+        else:
+            steps.append((stage.now + early_s, 1))
+    if steps:
+        stage.wake_at(min(steps)[0], entry)
 
 
-def early_after_s(stage: Stage, entry: Entry) -> float | None:
-    """Idle seconds after which its first level-1 sleep is rehearsed: that one is slow, and measures what a sleeper costs.
-
-    None when there is nothing to rehearse: it has slept before, cannot, or everybody on its devices fits beside it.
-    """
-    policy = stage.policy
-    if policy.early_sleep_s is None or entry.pinned or 1 in entry.costs.sleep_s or not any(tier.level == 1 for tier in entry.tiers):
-        return None
-    return policy.early_sleep_s if any(_is_crowded(stage, device) for device in entry.instance.devices) else None
+def may_rehearse(entry: Entry) -> bool:
+    """Whether it can sleep at level 1 and never has: that one is slow, and measures what a sleeper costs."""
+    return entry.state is State.READY and 1 not in entry.costs.sleep_s and any(tier.level == 1 for tier in entry.tiers)
 
 
 def _is_crowded(stage: Stage, device: str) -> bool:
@@ -269,12 +267,17 @@ def _is_crowded(stage: Stage, device: str) -> bool:
     return None in needs or sum(need or 0 for need in needs) > stage.book.pools[device].most_mib
 
 
-def _may_rehearse(stage: Stage, entry: Entry) -> bool:
-    """Nobody waits, nothing moves, and host RAM holds a second copy as well."""
-    tier, ram = entry.tier(1), stage.book.pools.get("ram")
-    if tier is None or stage.waiting or entry.instance.in_flight or not all(map(stage.lane_open, entry.instance.devices)):
+def _rehearse(stage: Stage, entry: Entry) -> bool:
+    """Make its first sleep now, if nobody waits, nothing moves, and host RAM holds a second copy as well."""
+    tier, ram, instance = entry.tier(1), stage.book.pools.get("ram"), entry.instance
+    if tier is None or stage.waiting or instance.in_flight or not all(map(stage.lane_open, instance.devices)):
         return False
-    return ram is None or ram.takes(2 * entry.costs.copy(tier), stage.policy.ram_floor_mib)
+    if ram is not None and not ram.takes(2 * entry.costs.copy(tier), stage.policy.ram_floor_mib):
+        return False
+    depart(stage, instance.devices, entry, 1)
+    instance.rehearsing = True
+    send_off(stage, entry, 1, "its first sleep, made while nobody waits for it")
+    return True
 
 
 def _go_down(stage: Stage, entry: Entry, level: int) -> None:

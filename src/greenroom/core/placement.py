@@ -39,7 +39,7 @@ def fall_level(stage: Stage, entry: Entry) -> int:
     """The sleep level a victim falls to: the cheapest wake that host RAM has room for; 0 = it stops."""
     held = stage.book.of(entry.id)
     for tier in sorted(entry.tiers, key=entry.costs.waking):
-        residue = entry.costs.residue(tier)
+        residue = residue_of(stage, entry, tier)
         if host_takes(stage, entry, tier) and any(held.get(device, 0) > residue for device in entry.instance.devices):
             return tier.level
     return 0
@@ -58,8 +58,17 @@ def freed_by(stage: Stage, entry: Entry, level: int) -> dict[str, int]:
     tier = entry.tier(level)
     if tier is None:
         return dict(held)
-    residue = entry.costs.residue(tier)
+    residue = residue_of(stage, entry, tier)
     return {device: mib - residue for device, mib in held.items() if device in entry.instance.devices and mib > residue}
+
+
+def residue_of(stage: Stage, entry: Entry, tier: SleepTier) -> int:
+    """MiB per device it is expected to keep.  Until that was measured, a sleep is thought to give back half at least:
+    a guess that is too high would keep a small model from ever being tried, one that is too low is put right at once."""
+    if tier.level in entry.costs.residue_mib:
+        return entry.costs.residue_mib[tier.level]
+    held = stage.book.of(entry.id)
+    return min(tier.residue_mib, max((held.get(device, 0) for device in entry.instance.devices), default=0) // 2)
 
 
 def loss_s(entry: Entry, level: int) -> float:
@@ -92,7 +101,8 @@ def choose(stage: Stage, entry: Entry, devices: tuple[str, ...], *, idle_only: b
     book = stage.book
     held = book.of(entry.id)
     short = {}
-    for device, need in stage.required(entry, devices).items():
+    needs = stage.required(entry, devices)
+    for device, need in needs.items():
         missing = need - held.get(device, 0) - book.pools[device].free_mib
         if missing > 0:
             short[device] = missing
@@ -108,7 +118,8 @@ def choose(stage: Stage, entry: Entry, devices: tuple[str, ...], *, idle_only: b
         chosen = _beside(stage, entry, dict(short), items, forced)
         if chosen is not None:
             everyone = [*forced, *chosen]
-            return Choice(_fit_host(stage, everyone), sum(item.worth for item in everyone), max(item.worth for item in everyone))
+            levels = _fit_host(stage, everyone, max(0, needs.get("ram", 0) - held.get("ram", 0)))
+            return Choice(levels, sum(item.worth for item in everyone), max(item.worth for item in everyone))
     return None
 
 
@@ -202,7 +213,8 @@ def _sleepers(stage: Stage, entry: Entry, short: Mapping[str, int]) -> list[Item
         if other.state is State.ASLEEP and not other.pinned and not other.order and not other.retire:
             frees = dict(stage.book.of(name))
             lost = max(0.01, other.costs.up(other.model) - other.up_cost())
-            worth = stage.aging + other.costs.frequency(stage.now, stage.policy) * lost / max(1, sum(frees.values()))
+            useful = sum(mib for device, mib in frees.items() if device in short)
+            worth = stage.aging + other.costs.frequency(stage.now, stage.policy) * lost / max(1, useful)
             found.append(Item(other, worth, frees, 0))
     return found
 
@@ -229,13 +241,12 @@ def _stopped(stage: Stage, item: Item) -> Item:
     return Item(item.entry, 2 * item.worth, dict(stage.book.of(item.entry.id)), 0)
 
 
-def _fit_host(stage: Stage, items: Sequence[Item]) -> dict[str, int]:
-    """Levels of the victims, lowered where their host copies together exceed the RAM that is free."""
+def _fit_host(stage: Stage, items: Sequence[Item], taken: int) -> dict[str, int]:
+    """Levels of the victims, lowered where their host copies together exceed the RAM that is free beside what is `taken`."""
     levels = {item.entry.id: item.level for item in items}
     ram = stage.book.pools.get("ram")
     if ram is None:
         return levels
-    taken = 0
     for item in sorted(items, key=lambda item: -item.worth):
         tier = item.entry.tier(item.level)
         if tier is None or item.entry.costs.copy(tier) == 0:

@@ -38,7 +38,7 @@ from .facts import (
 )
 from .failures import ended, raise_need, recover
 from .moves import advance, became_ready, dispatch, fell_asleep, learn_down, note_measured, send_off, span
-from .orders import admit_model, asked, early_after_s, ladder, pursue, reload
+from .orders import admit_model, asked, ladder, may_rehearse, pursue, reload
 from .placement import is_idle
 from .queue import BATCH_WEIGHT, Waiting
 from .residency import FALLING, HOME, RISING, SERVING
@@ -268,7 +268,7 @@ class Scheduler:
         if entry.tiers:
             if model.sleep_after_s is not None:
                 stage.wake_at(stage.now + model.sleep_after_s, entry)
-            if (early_s := early_after_s(stage, entry)) is not None:
+            if (early_s := stage.policy.early_sleep_s) is not None and may_rehearse(entry):
                 stage.wake_at(stage.now + early_s, entry)
 
     def _cancelled(self, event: RequestCancelled) -> bool:
@@ -360,6 +360,8 @@ class Scheduler:
         """Whether word that it fell asleep by itself is still true: whoever was admitted meanwhile has woken it."""
         if entry.state is not State.READY or entry.model.doze is None or entry.pinned:  # the room of a pinned one stays its own
             return False
+        if entry.instance.suspect:  # whether it lives at all is being looked at
+            return False
         return not (entry.instance.in_flight or entry.queue or entry.order or entry.retire) and self._stage.move_of(entry) is None
 
     def _asleep(self, entry: Entry, event: InstanceReported) -> None:
@@ -385,14 +387,14 @@ class Scheduler:
         if pool is None:
             return False
         pool.used_mib, pool.holder = event.used_mib, event.holder
-        pool.available_mib, pool.booked_then_mib = event.available_mib, pool.booked_mib
-        own = 0
+        own = held_mib = 0
         for name, mib in event.own_mib.items():
             entry = stage.entries.get(name)
             if entry is None:
                 own += mib
                 continue
             booked = pool.holders.get(name, 0)
+            held_mib += min(mib, booked)
             if entry.state is State.ASLEEP and event.device in entry.instance.devices and mib != booked:
                 self._residue(entry, event.device, mib)
             if entry.state in FALLING:
@@ -406,6 +408,7 @@ class Scheduler:
         for name, mib in pool.holders.items():
             if name not in event.own_mib and stage.entries[name].state in FALLING:
                 own += mib
+        pool.available_mib, pool.held_then_mib = event.available_mib, held_mib
         outside = pool.outside_counted_mib(max(0, event.used_mib - own))
         falling = any(stage.entries[name].state in FALLING for name in pool.holders)
         pool.outside_mib = max(pool.outside_mib, outside) if falling else outside
@@ -413,9 +416,10 @@ class Scheduler:
         return bool(stage.waiting or stage.moves or stage.ordered or pool.high_samples)
 
     def _residue(self, entry: Entry, device: str, mib: int) -> None:
-        """A sleeper is booked as what it is seen to hold."""
+        """A sleeper is booked as what it is seen to hold, and expected to hold that the next time."""
         held = dict(self._stage.book.of(entry.id))
         held[device] = mib
+        entry.costs.residue_mib[entry.instance.level] = max(held.get(each, 0) for each in entry.instance.devices)
         self._stage.book.set(entry.id, held)
         self._stage.touched.add(entry.id)
 
