@@ -48,7 +48,7 @@ class Flags:
     def under(self, *names: str) -> tuple[str, ...]:
         """All values of flags and of their parts (`--config.part value`)."""
         found = []
-        for item, following in zip(self.argv, (*self.argv[1:], ""), strict=True):
+        for item, following in zip(self.argv, (*self.argv[1:], ""), strict=False):
             name, equals, rest = item.partition("=")
             if self._same(name).partition(".")[0] in names:
                 found.append(rest if equals else following)

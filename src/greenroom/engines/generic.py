@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import re
@@ -16,7 +15,7 @@ from greenroom.config import secrets
 from greenroom.config.model import CallConfig, ModelConfig, SleepConfig
 from greenroom.core.facts import SleepTier
 from greenroom.engines import devices as pinning
-from greenroom.engines import gguf, oom
+from greenroom.engines import exposure, oom, weights
 from greenroom.engines.base import (
     AsleepCheck,
     Call,
@@ -36,7 +35,6 @@ PARALLEL_DEFAULT = 8
 SECRET_CHARS_MIN = 4  # shorter values would mask half of every log line
 KEY_FILE_BYTES_MAX = 64 * 1024
 OWN_NAME = "greenroom"
-HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?$")
 CANARY_TEXT = "1 2 3 4 5 6 7 8 9"
 CANARY_DOCUMENTS = ("10 11 12", "a quiet room")
 CANARY_TOKENS = 4
@@ -181,7 +179,7 @@ class Generic:
 
     def files(self) -> tuple[Path, ...]:
         """Model files on this host that the command names; part of what a learned footprint is keyed by."""
-        return folder_files(self.model_path())
+        return weights.folder_files(self.model_path())
 
     def model_name(self) -> str | None:
         """What the command says it serves: a folder, or a name on a hub; None = it does not say."""
@@ -197,39 +195,23 @@ class Generic:
     def weights_mib(self) -> int:
         """MiB of all its weights: in a local folder, or in the cache of a hub; 0 = not on this host."""
         path = self.model_path()
-        return weights_folder_mib(path if path is not None else self._hub_snapshot())
-
-    def _hub_snapshot(self) -> Path | None:
-        """The folder in the hub's cache where a model of this name lies already."""
-        name = self.model_name()
-        if self.model_path() is not None or not name or not HUB_NAME.match(name):
-            return None
-        hub = self._hub_cache()
-        if hub is None:
-            return None
-        revision = self.hub_revision() or "main"
-        model = hub / f"models--{name.replace('/', '--')}"
-        try:
-            commit = (model / "refs" / revision).read_text(encoding="utf-8", errors="replace")[:64].strip()
-        except OSError:
-            commit = revision
-        return model / "snapshots" / commit
+        if path is None and (name := self.model_name()) and (hub := self._hub_cache()) is not None:
+            path = weights.hub_snapshot(hub, name, self.hub_revision() or "main")
+        return weights.folder_mib(path)
 
     def _hub_cache(self) -> Path | None:
-        folder = self.hub_folder()
-        if folder is not None:
+        if (folder := self.hub_folder()) is not None:
             return self.host_path(folder)
-        outside = os.environ if self.config.container is None else {}
-        for variable, below in (
-            ("HF_HUB_CACHE", ""),
-            ("HUGGINGFACE_HUB_CACHE", ""),
-            ("HF_HOME", "hub"),
-            ("XDG_CACHE_HOME", "huggingface/hub"),
-        ):
-            value = self.given(variable) or outside.get(variable)
-            if value:
-                return self.host_path(os.path.join(value, below))
-        return self.host_path("~/.cache/huggingface/hub" if self.config.container is None else "/root/.cache/huggingface/hub")
+        # What greenroom itself has in its environment reaches a process, not a container.
+        inside = self.config.container is not None
+        values = {name: self.given(name) or ("" if inside else os.environ.get(name, "")) for name in weights.CACHE_VARIABLES}
+        return self.host_path(weights.hub_cache(values, "/root" if inside else "~"))
+
+    def all_weights_mib(self, estimate: Estimate) -> int:
+        """All its weights, or what bounds them while they are not on this host."""
+        if estimate.weights_mib is not None:
+            return estimate.weights_mib
+        return (self.config.memory_mib or estimate.device_mib or 0) * (self.devices_count() or 1)
 
     def model_path(self) -> Path | None:
         """The local folder it serves; None for a name on a hub."""
@@ -291,7 +273,7 @@ class Generic:
         return SleepRecipe(level, _calls(declared.sleep), _calls(declared.wake), check, self.verifies(level))
 
     def own_recipe(self, level: int, version: tuple[int, ...]) -> SleepRecipe:
-        return SleepRecipe(level, (), (), unfit=self.own_no_sleep())
+        return SleepRecipe(level, (), (), unfit=self.own_no_sleep() or f"it has no sleep level {level}")
 
     def verifies(self, level: int) -> bool:
         """Whether the canary is compared after each wake from this level."""
@@ -328,28 +310,24 @@ class Generic:
 
     def given(self, variable: str) -> str | None:
         """An environment variable as the operator hands it to the engine, or into its container; None = not at all."""
-        if variable in self.env:
-            return self.env[variable]
-        words = self.config.argv if self.command.client else self.config.container.args if self.config.container is not None else ()
-        found = None
-        for option, word in zip(("", *words), words, strict=False):
-            name, equals, value = word.removeprefix("--env=").partition("=")
-            if name == variable and equals and (option in ("-e", "--env") or word.startswith("--env=")):
-                found = value
-        return found
+        container = self.config.container
+        if self.command.client:
+            return exposure.handed_in(self.config.argv, variable, self.env)
+        inside = exposure.handed_in(container.args, variable, self.env) if container is not None else None
+        return self.env.get(variable) if inside is None else inside
 
     def open_to_network(self) -> str:
         """The words that let others than this machine reach it; "" when it listens on a loopback address only."""
-        if self.config.container is not None:
-            return _published(self.config.container.args)
         if self.command.client:
-            return "its container command says what is published"
+            return exposure.published(self.config.argv)
+        if self.config.container is not None:
+            return exposure.published(self.config.container.args)
         host = self.flags.value(*self.host_flags)
         if host is None and self.public_by_default and self.command.shell:
             return f"no {self.host_flags[0]} in its script"
         if host is None:
             host = _host(urlsplit(_fill(self.config.proxy, 1)).hostname) if self.public_by_default else "127.0.0.1"
-        return "" if _is_loopback(host) else f"{self.host_flags[0]} {host}"
+        return "" if exposure.is_loopback(host) else f"{self.host_flags[0]} {host}"
 
     # ---------------------------------------------------------------------------------------------------------- faults
 
@@ -416,24 +394,6 @@ def _host(name: str | None) -> str:
     return "127.0.0.1" if name in (None, "", "localhost") else str(name)
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _published(words: Sequence[str]) -> str:
-    """Container arguments that reach further than the loopback address greenroom publishes on."""
-    for word, following in zip(words, (*words[1:], ""), strict=True):
-        name, equals, value = word.partition("=")
-        if name in ("--network", "--net") and (value if equals else following) == "host":
-            return f"{name} host"
-        if name in ("-p", "--publish", "-P", "--publish-all"):
-            return name
-    return ""
-
-
 def _first_key(path: Path | None) -> str:
     if path is None:
         return ""
@@ -469,18 +429,3 @@ def canary(path: str, body: Mapping[str, Any], pick: str) -> Canary:
 def in_ram(devices: Sequence[DeviceRef]) -> bool:
     """Whether its device is host RAM."""
     return bool(devices) and all(device.kind == "ram" for device in devices)
-
-
-def weights_folder_mib(path: Path | None) -> int:
-    """MiB of the weights in a local model folder; 0 when it is not one."""
-    try:
-        return -(-gguf.folder_bytes(path) // (1 << 20)) if path is not None and path.is_dir() else 0
-    except OSError:
-        return 0
-
-
-def folder_files(path: Path | None) -> tuple[Path, ...]:
-    """The weight files and the configuration of a local model folder, sorted."""
-    if path is None or not path.is_dir():
-        return ()
-    return tuple(sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".bin", ".json") and file.is_file()))

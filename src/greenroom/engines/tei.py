@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from greenroom.engines.base import DeviceRef, Estimate
-from greenroom.engines.generic import Generic, weights_folder_mib
+from greenroom.engines.generic import Generic, in_ram
+from greenroom.engines.weights import folder_mib
 
 CONCURRENT_DEFAULT = 512
 GPU_OVERHEAD_MIB = 1536  # context, and the warm-up of a batch of 16,384 tokens
@@ -23,11 +24,13 @@ class Tei(Generic):
     ready_lines: ClassVar[re.Pattern[str]] = re.compile(r"\bReady\b|Starting HTTP server")
 
     def estimate(self, devices: Sequence[DeviceRef]) -> Estimate:
-        weights = weights_folder_mib(self.model_path())
+        weights = folder_mib(self.model_path())  # where its own hub cache lies is the image's business
         if not weights:
-            return Estimate(None, HOST_OVERHEAD_MIB, detail="its weights are not on this host yet: the need is learned at the first start")
-        if devices and all(device.kind == "ram" for device in devices):
-            return Estimate(2 * weights + HOST_OVERHEAD_MIB, 0, "estimated", f"weights 2 x {weights:,} + {HOST_OVERHEAD_MIB} MiB")
+            detail = "its weights are not on this host yet: the need is learned at the first start"
+            return Estimate(None, HOST_OVERHEAD_MIB, detail=detail, in_ram=in_ram(devices))
+        if in_ram(devices):
+            detail = f"weights 2 x {weights:,} + {HOST_OVERHEAD_MIB} MiB"
+            return Estimate(2 * weights + HOST_OVERHEAD_MIB, 0, "estimated", detail, in_ram=True)
         return Estimate(weights + GPU_OVERHEAD_MIB, HOST_OVERHEAD_MIB, "estimated", f"weights {weights:,} + {GPU_OVERHEAD_MIB:,} MiB")
 
     def default_parallel(self) -> int:

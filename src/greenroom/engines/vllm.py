@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from greenroom.core.facts import SleepTier
 from greenroom.engines.base import AsleepCheck, Call, Canary, DeviceRef, Estimate, SleepRecipe
-from greenroom.engines.generic import Generic, canary, in_ram, json_body
+from greenroom.engines.generic import CANARY_TEXT, Generic, canary, in_ram, json_body
 
 UTILIZATION_DEFAULT = 0.92  # 0.9 up to about 0.19; the larger is the safer guess
 MAX_NUM_SEQS_DEFAULT = 256
@@ -208,18 +209,12 @@ class Vllm(Generic):
         return ""
 
     def own_tiers(self, estimate: Estimate) -> tuple[SleepTier, ...]:
-        weights = estimate.weights_mib
-        if weights is None:
-            weights = (self.config.memory_mib or estimate.device_mib or 0) * (self.devices_count() or 1)
-        if estimate.in_ram:
-            kept = {1: (CPU_PROCESS_MIB + weights, 0), 2: (CPU_PROCESS_MIB, 0)}
-        else:
-            kept = {1: (ASLEEP_GPU_MIB, HOST_MIB + weights), 2: (ASLEEP_GPU_MIB, HOST_MIB)}
-        times = {
-            1: (max(0.1, weights / COPY_OUT_MIB_PER_S), weights / COPY_IN_MIB_PER_S + 0.1),
-            2: (0.2, weights / DISK_MIB_PER_S + 0.5),
-        }
-        return tuple(SleepTier(level, *kept[level], *times[level]) for level in self.levels())
+        weights = self.all_weights_mib(estimate)
+        if not estimate.in_ram:
+            return tiers_of(self.levels(), weights, ASLEEP_GPU_MIB, HOST_MIB)
+        # There the copy lies on its own device.
+        tiers = tiers_of(self.levels(), weights, CPU_PROCESS_MIB, 0)
+        return tuple(replace(tier, residue_mib=tier.residue_mib + tier.host_mib, host_mib=0) for tier in tiers)
 
     def version_call(self) -> Call | None:
         return Call("/version", "GET") if self.levels() else None
@@ -244,8 +239,17 @@ class Vllm(Generic):
         )
 
     def own_canaries(self) -> tuple[Canary, ...]:
-        body = {"model": self.request_name(), "input": "1 2 3 4 5 6 7 8 9"}
+        body = {"model": self.request_name(), "input": CANARY_TEXT}
         return (*super().own_canaries(), canary("/classify", body, "data.0.probs"))
+
+
+def tiers_of(levels: Sequence[int], weights_mib: int, residue_mib: int, host_mib: int) -> tuple[SleepTier, ...]:
+    """Priors of an engine that keeps its weights in host RAM (1) or gives them up (2); `host_mib` is its processes'."""
+    known = {
+        1: (host_mib + weights_mib, max(0.1, weights_mib / COPY_OUT_MIB_PER_S), weights_mib / COPY_IN_MIB_PER_S + 0.1),
+        2: (host_mib, 0.2, weights_mib / DISK_MIB_PER_S + 0.5),
+    }
+    return tuple(SleepTier(level, residue_mib, *known[level]) for level in levels)
 
 
 def product(*factors: int | None) -> int | None:
