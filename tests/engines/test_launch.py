@@ -222,7 +222,7 @@ def test_sglang_is_not_made_to_generate_a_token_by_every_probe() -> None:
 
 
 def test_cost_priors_are_those_of_the_engine() -> None:
-    """No engine sleeps yet."""
+    """None sleeps unless it is told to."""
     for command, up_s in (
         ("vllm serve m", 60.0),
         ("python -m sglang.launch_server", 60.0),

@@ -183,6 +183,17 @@ def test_the_calls_follow_the_version(version: tuple[int, ...], sleep: str | Non
     assert an_engine(VLLM).sleep_recipe(1, version).unfit == ""
 
 
+@pytest.mark.parametrize(
+    ("command", "settings", "level"),
+    [("vllm serve o/m", {}, 1), (VLLM, {"sleep": "off"}, 1), (VLLM, {"sleep": "1"}, 2), (f"{VLLM} --enable-lora", {}, 2)],
+)
+def test_a_level_it_does_not_have_has_no_calls(command: str, settings: dict[str, Any], level: int) -> None:
+    """Whoever asks for it is told that there is none."""
+    recipe = an_engine(command, **settings).sleep_recipe(level, LATEST)
+
+    assert (recipe.sleep, recipe.wake, recipe.unfit == "") == ((), (), False)
+
+
 def test_a_vllm_is_never_resumed_and_never_put_deeper() -> None:
     """Resuming runs on memory that is not there; a second sleep is ignored by it."""
     for level in (1, 2):

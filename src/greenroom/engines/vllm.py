@@ -221,6 +221,8 @@ class Vllm(Generic):
 
     def own_recipe(self, level: int, version: tuple[int, ...]) -> SleepRecipe:
         """Never a second sleep on top (it would be ignored), never /resume (it would run without its memory)."""
+        if level not in self.levels():
+            return super().own_recipe(level, version)
         known = version >= NUMBERED_SINCE
         if level == 2 and known and version < RELOAD_SINCE:
             return SleepRecipe(level, (), (), unfit=f"vLLM {'.'.join(map(str, version))} has no route that reloads its weights")
