@@ -26,7 +26,7 @@ from greenroom.core.facts import Tell
 from greenroom.host.gpus import GpuError, GpuInfo, Gpus
 from greenroom.host.logs import LogRing
 from greenroom.host.supervisor import Supervisor, end_leftovers, start_watcher
-from greenroom.ledger.footprints import Footprints, Learned
+from greenroom.ledger.footprints import Footprints, Learned, LearnedTier
 from greenroom.proxy import server as data_plane
 from greenroom.proxy.guards import Guards
 from greenroom.proxy.keys import Keys
@@ -310,20 +310,25 @@ class GreenroomServer:
 
     def _remember(self, tell: Tell) -> None:
         """Keep learned figures for the next start."""
-        if tell.kind not in ("learned", "raised", "ready", "stopped"):
+        if tell.kind not in ("learned", "raised", "ready", "stopped", "asleep"):
             return
         key = self.plan.keys.get(tell.model)
         figures = self.shell.scheduler.learned(tell.model)
         if key is None or figures is None:
             return
         need, up_s, down_s = figures
+        tiers = tuple(
+            LearnedTier(tier.level, tier.residue_mib, tier.host_mib, tier.sleep_s, tier.wake_s)
+            for tier in self.shell.scheduler.learned_tiers(tell.model)
+        )
         before = self._learned.get(key) or Learned()
         now = Learned(
             need if need is not None else before.device_mib,
             before.host_mib,
             up_s or before.up_s,
             down_s or before.down_s,
-            before.samples + 1,
+            before.samples + (tell.kind in ("ready", "stopped")),
+            (*tiers, *(known for known in before.tiers if all(known.level != tier.level for tier in tiers))),
         )
         self._learned.put(key, now)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from greenroom.config.errors import ConfigError, Problem
 from greenroom.config.model import Config, DeviceConfig, ModelConfig
-from greenroom.core.facts import Device, Group, Model, Policy, Priority, Setup
+from greenroom.core.facts import Device, Group, Model, Policy, Priority, Setup, SleepTier
 from greenroom.engines.base import DeviceRef, Engine, Estimate
 from greenroom.engines.detect import describe, devices_count, identity
 from greenroom.host.gpus import GpuInfo
@@ -87,7 +87,9 @@ def make_plan(config: Config, gpus: Sequence[GpuInfo], learned: Footprints) -> P
     groups = tuple(Group(group.id, frozenset(group.members), group.swap, group.exclusive, group.persistent) for group in config.groups)
     setup = Setup(devices, tuple(models), groups, policy_of(config))
     levels = {model.id: tuple(tier.level for tier in model.sleep) for model in models if model.sleep}
-    stage = Stage(engines, refs, config.start_port, levels, frozenset(model.id for model in models if model.doze is not None))
+    dozers = frozenset(model.id for model in models if model.doze is not None)
+    booked_only = frozenset(device.id for device in devices if not device.measured)
+    stage = Stage(engines, refs, config.start_port, levels, dozers, booked_only)
     return Plan(config, setup, stage, catalog_of(config, engines), estimates, keys, missing)
 
 
@@ -194,7 +196,8 @@ def lower_model(
     need, source = need_of(model, estimate, learned)
     # Untouched pages of host RAM, and a share an engine was told to take, are not free because they were not seen in use.
     floor = (estimate.device_mib or 0) if candidates == ("ram",) or estimate.source == "flags" else 0
-    tiers = costs.tiers
+    tiers = tuple(tier_of(tier, learned) for tier in costs.tiers)
+    doze = tier_of(costs.doze, learned) if costs.doze is not None and model.sleep != "off" else None
     return Model(
         id=model.id,
         devices=candidates,
@@ -211,8 +214,8 @@ def lower_model(
         on_conflict=model.on_conflict,
         priority=Priority(model.priority),
         sleep=tiers,
-        doze=costs.doze if model.sleep != "off" else None,
-        no_sleep="" if tiers or costs.doze is not None else engine.no_sleep(),
+        doze=doze,
+        no_sleep="" if tiers or doze is not None else engine.no_sleep(),
         sleep_after_s=model.sleep_after_s,
         ttl_s=model.ttl_s,
         up_s=learned.up_s if learned is not None and learned.up_s is not None else costs.up_s,
@@ -230,6 +233,12 @@ def need_of(model: ModelConfig, estimate: Estimate, learned: Learned | None) -> 
     if model.memory_mib is not None:
         return model.memory_mib, "declared"
     return estimate.device_mib, estimate.source
+
+
+def tier_of(tier: SleepTier, learned: Learned | None) -> SleepTier:
+    """A sleep level with what was measured of it in earlier runs in place of the priors."""
+    known = next((known for known in learned.tiers if known.level == tier.level), None) if learned is not None else None
+    return tier if known is None else SleepTier(known.level, known.residue_mib, known.host_mib, known.sleep_s, known.wake_s)
 
 
 def digest_of(model: ModelConfig) -> str:

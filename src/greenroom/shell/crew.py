@@ -88,6 +88,7 @@ class Stage:
     start_port: int = 5800
     levels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # model -> sleep levels it may be sent to
     dozers: frozenset[str] = frozenset()  # models whose engines fall asleep by themselves
+    booked_only: frozenset[str] = frozenset()  # devices that are never measured (probe: none)
 
 
 @dataclass(slots=True)
@@ -183,8 +184,9 @@ class HostCrew:
         if not levels and running.model not in self.stage.dozers:
             return (), ""
         readiness = engine.readiness()
-        line = Line(running.host, running.port, readiness.base_path, engine.control_headers())
-        sleeper = running.sleeper = Sleeper(line, readiness, lambda: running.heard)
+        where = (running.host, running.port, readiness.base_path)
+        line, control = Line(*where, readiness.headers), Line(*where, engine.control_headers())
+        sleeper = running.sleeper = Sleeper(line, control, readiness, lambda: running.heard)
         await sleeper.learn_version(engine.version_call())
         recipes = [engine.sleep_recipe(level, sleeper.version) for level in levels]
         reasons = {recipe.level: recipe.unfit for recipe in recipes if recipe.unfit}
@@ -572,6 +574,8 @@ class HostCrew:
         found: dict[str, int] = {}
         pids = running.process.tree()
         for ref in running.devices:
+            if ref.id in self.stage.booked_only:
+                continue
             if ref.kind == "ram":
                 found[ref.id] = await asyncio.to_thread(held_mib, running, pids)
             elif ref.kind in ("gpu", "mig") and ref.uuid:

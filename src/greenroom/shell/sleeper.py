@@ -47,6 +47,7 @@ class Sleeper:
     """One engine as far as its sleep goes; `heard` gives its newest log lines."""
 
     line: Line
+    control: Line  # for its sleep routes, which may want another key
     readiness: Readiness
     heard: Callable[[], Sequence[str]]
     version: tuple[int, ...] = ()
@@ -149,14 +150,14 @@ class Sleeper:
         if left_s <= 0:
             raise Trouble("it took longer than its time limit")
         try:
-            return await self.line.ask(call, left_s)
+            return await self.control.ask(call, left_s)
         except Unanswered as exc:
             raise Trouble(str(exc), no_room=ran_out(self.heard())) from None
 
     async def _asked(self, recipe: SleepRecipe) -> bool:
         check = recipe.check
         assert check is not None
-        reply = await self.line.ask(Call(check.path, "GET"), CHECK_S_MAX)
+        reply = await self.control.ask(Call(check.path, "GET"), CHECK_S_MAX)
         if not reply.ok:
             raise Trouble(f"GET {check.path} answered {reply.status} {reply.text()}".rstrip())
         return bool(pick(reply.json(), check.field) == check.value)
