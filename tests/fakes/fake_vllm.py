@@ -4,7 +4,8 @@
     python -S -E vllm serve NAME --port N [--enable-sleep-mode] [other flags of vLLM] [key=value ...]
 
 Call it through a link named `vllm`, so that the command reads like the real one.  Journal, claims, steering and the
-per-request `"fe": {...}` are those of fe.py, and so are its knobs, where they make sense; these come on top:
+per-request `"fe": {...}` are those of fe.py, and so are its knobs, but for those that shape an answer (dialect, big, delay,
+body, parallel, needs, rerank, ws, models, models_early, warm_s) and residue and wake_fail.  These come on top:
 
 version=0.32.0     whose behaviour it has                  enforce=0      1: beyond `budget` of the device it is out of memory
 vram=0             MiB awake                               vram_asleep=0  MiB asleep, or one for each level: 1000,800
@@ -16,7 +17,7 @@ dying_s=0.3        s from the death of the engine core to the end of the server 
 sleep_s=0.02       wake_s=0.02       reload_s=0.02         s of work
 stream=16x0.002  * tokens x s between them (max_tokens wins over the first)
 prompt=0         * s before the first token                runner=        generate | embed | rank: it has no other routes
-seed=0             of all chances
+notice_s=0         s until it notices that a client left   seed=0         of all chances
 
 Hazards.  Each knob holds KIND[:ARG][*TIMES][%CHANCE][@FILE], or several with commas, the first that applies is taken:
 at most TIMES times (over all starts, until the steering file changes), with CHANCE (0..1), while FILE exists.
@@ -94,8 +95,8 @@ class Vllm(fe.Fake):
     defaults = fe.DEFAULTS | {
         "version": "0.32.0", "enforce": "0", "vram_asleep": "0", "weights": "", "host_mib": "", "host_kept": "0", "worker": "1",
         "strict": "", "crash": "exit", "dying_s": "0.3", "sleep_s": "0.02", "wake_s": "0.02", "reload_s": "0.02",
-        "stream": "16x0.002", "runner": "", "seed": "0", "on_sleep": "", "on_wake": "", "on_wake_kv": "", "on_reload": "", "on_first": "",
-        "on_asleep": "",
+        "stream": "16x0.002", "notice_s": "0", "runner": "", "seed": "0",
+        "on_sleep": "", "on_wake": "", "on_wake_kv": "", "on_reload": "", "on_first": "", "on_asleep": "",
     }  # fmt: skip
     control = frozenset(path for path, (method, _) in CONTROL.items() if method == "POST")
 
@@ -386,8 +387,9 @@ class Vllm(fe.Fake):
         return self.reply(client, 200, {"status": "sleeping", "level": level} if self.since(0, 32) else b"")
 
     def connected(self):
-        """The requests in the engine whose client is still there."""
-        return [run for run in (*self.running.values(), *self.waiting.values()) if not is_gone(run.client)]
+        """The requests in the engine, without those whose client it knows to be gone."""
+        notices = self.number_of("notice_s") == 0
+        return [run for run in (*self.running.values(), *self.waiting.values()) if not (notices and is_gone(run.client))]
 
     def hold_back(self, mode):
         """Pause the scheduler; what is in the engine is aborted, runs to its end, or freezes."""
@@ -536,6 +538,9 @@ class Vllm(fe.Fake):
                 raise Failed(UNMAPPED)
             self.bewitched = self.bewitched or kind == "garbage"
             yield run
+        except fe.Gone:
+            time.sleep(self.number_of("notice_s"))
+            raise
         finally:
             self.finish(run)
 

@@ -426,3 +426,15 @@ def test_the_journal_tells_the_order(tmp_path: Path) -> None:
     order = ["admitted", "sleep_begin", "finished", "sleep_end", "wake_begin", "wake_end", "admitted", "finished"]
     assert [line["event"] for line in lines] == order
     assert lines[1]["in_flight"] == 1
+
+
+def test_it_may_be_slow_to_notice_that_a_client_left(tmp_path: Path) -> None:
+    """Then it is put to sleep over a request, though nobody waits for one."""
+    with fake(tmp_path, SLOW, "strict=1", "notice_s=5") as server:
+        request = server.client.ask()
+        server.wait_for(lambda: bool(server.journal("admitted")), "the request runs")
+        request.hang_up()
+        with pytest.raises((ConnectionError, OSError)):
+            server.client.post("/sleep?level=1")
+
+        assert server.exit_code() == 134

@@ -52,6 +52,56 @@ def test_engines_beyond_the_budget_or_twice_are_noticed(tmp_path: Path, line: di
         rig.check()
 
 
+def test_sleepers_beyond_the_host_budget_are_noticed(tmp_path: Path) -> None:
+    """O1, for RAM."""
+    rig = Rig(tmp_path, {}, host_budget_mib=48_000)
+    rig.journal_path.write_text(json.dumps(claim(host_mib=8_000, total_host_mib=48_000)) + "\n")
+    rig.check()
+    rig.journal_path.write_text(json.dumps(claim(host_mib=20_000, total_host_mib=60_000)) + "\n")
+
+    with pytest.raises(AssertionError, match="host RAM"):
+        rig.check()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"event": "sleep_begin", "level": 1, "mode": "wait", "in_flight": 1},
+        {"event": "asleep_request", "number": 7},
+        {"event": "crash", "why": "CUDA error"},
+    ],
+)
+def test_work_for_a_sleeper_is_noticed(tmp_path: Path, line: dict[str, Any]) -> None:
+    """O5."""
+    rig = Rig(tmp_path, {})
+    well = {"event": "sleep_begin", "level": 1, "mode": "wait", "in_flight": 0}
+    rig.journal_path.write_text(json.dumps(claim(**well)) + "\n")
+    rig.check()
+    rig.journal_path.write_text(json.dumps(claim(**line)) + "\n")
+
+    with pytest.raises(AssertionError, match="O5"):
+        rig.check()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_garbage_that_reached_a_client_is_noticed(tmp_path: Path, stream: bool) -> None:
+    """O5."""
+
+    def reply(text: str) -> Reply:
+        if stream:
+            chunk = {"choices": [{"delta": {"content": text}}]}
+            return Reply(200, SSE, complete=True, arrivals=[(0.0, b"data: " + json.dumps(chunk).encode()), DONE])
+        return Reply(200, {}, body=json.dumps({"choices": [{"message": {"content": text}}]}).encode(), complete=True)
+
+    rig = Rig(tmp_path, {})
+    rig.replies = [reply(" lamp voice")]
+    rig.check()
+    rig.replies = [reply(" ! !")]
+
+    with pytest.raises(AssertionError, match="O5"):
+        rig.check()
+
+
 def test_a_forgotten_file_is_noticed(tmp_path: Path) -> None:
     """O4."""
     rig = Rig(tmp_path, {})
