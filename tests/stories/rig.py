@@ -35,6 +35,7 @@ from typing import Any, Self
 from urllib.parse import quote
 
 FAKES = Path(__file__).resolve().parent.parent / "fakes"
+FE = FAKES / "fe.py"
 DEVICE = "bench0"
 UP_S_MAX = 20.0  # for the server to announce its address
 DOWN_S_MAX = 20.0  # from SIGTERM to the exit
@@ -70,7 +71,7 @@ class Fake:
         return {"cmd": list(command), "memory": f"{knobs['vram']}MiB", "device": DEVICE, **self.config}
 
     def program(self, name: str, rig: Rig) -> list[str]:
-        return [str(FAKES / "fe.py"), "--port", "${PORT}"]
+        return [str(FE), "--port", "${PORT}"]
 
 
 @dataclass(frozen=True, slots=True)
