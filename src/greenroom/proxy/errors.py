@@ -226,4 +226,5 @@ def method_not_allowed(method: str, path: str, allowed: Sequence[str]) -> Refusa
 
 
 def engine_control(path: str) -> Refusal:
-    return Refusal(403, "engine_control", f"{shown(path)} steers the engine itself and is never relayed; use /api/models/MODEL/ instead.")
+    message = f"{shown(path)} steers the engine itself, or is spelt so that it might, and is never relayed; use /api/models/MODEL/ instead."
+    return Refusal(403, "engine_control", message)

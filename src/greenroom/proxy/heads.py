@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from enum import IntEnum
+from itertools import product
 from typing import Final
 from urllib.parse import quote_from_bytes
 
@@ -40,6 +41,7 @@ class Mark(IntEnum):
     HOP = 14
     ORIGIN = 15
     CREDENTIAL = 16
+    OVERRIDE = 17
 
 
 _MARKS: Final = {
@@ -72,8 +74,21 @@ _MARKS: Final = {
     b"x-greenroom-wait-ms": Mark.HOP,
 }
 
-# Never sent to an engine: they belong to one connection, or are written anew.
-DROPPED: Final = frozenset(name for name, mark in _MARKS.items() if mark in (1, 2, 3, 4, 5, 6, 9, 13, 14))
+# Headers by which some frameworks take a request for one of another method or path than its first line says:
+# engines are protected by what that line says.
+_OVERRIDES: Final = (
+    *("x-http-method-override", "x-http-method", "x-method-override", "x-original-method", "x-forwarded-method", "x-method"),
+    *("x-original-url", "x-original-uri", "x-original-path", "x-rewrite-url", "x-rewrite-uri", "x-rewrite-path", "x-override-url"),
+    *("x-forwarded-uri", "x-forwarded-url", "x-forwarded-path", "x-request-uri", "x-envoy-original-path", "x-path-info"),
+    *("path-info", "request-uri", "request-method", "x-waws-unencoded-url", "x-http-path-override"),
+)
+for _name in _OVERRIDES:
+    for _joints in product("-_", repeat=_name.count("-")):  # some servers fold `_` into `-`
+        _first, *_rest = _name.split("-")
+        _MARKS["".join((_first, *(joint + part for joint, part in zip(_joints, _rest, strict=True)))).encode()] = Mark.OVERRIDE
+
+# Never sent to an engine: they belong to one connection, are written anew, or would say that the request is another.
+DROPPED: Final = frozenset(name for name, mark in _MARKS.items() if mark in (1, 2, 3, 4, 5, 6, 9, 13, 14, 17))
 
 SEEN: dict[bytes, tuple[bytes, int]] = {}
 """What `known_name` found, for loops that cannot afford the call."""

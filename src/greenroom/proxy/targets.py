@@ -12,13 +12,14 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from urllib.parse import unquote, unquote_plus
+from urllib.parse import unquote, unquote_plus, unquote_to_bytes
 
 from greenroom.proxy import errors
 from greenroom.proxy.admission import Catalog, Refusal
 
 CACHED_TARGETS_MAX = 4096
 CACHED_TARGET_BYTES_MAX = 512
+ODD_PATH_BYTES_MAX = 4096  # of a path that is not written plainly: looking through it takes time, and any client may send it
 DECODE_ROUNDS_MAX = 8  # of percent-encoding; what is wrapped deeper is refused
 
 
@@ -177,100 +178,123 @@ SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 _CONTROL_WORDS: frozenset[str] = frozenset({
     # vLLM
     "sleep", "wake_up", "is_sleeping", "collective_rpc", "reset_prefix_cache", "reset_mm_cache", "reset_encoder_cache",
-    "pause", "resume", "is_paused", "abort_request", "abort_requests", "server_info", "scale_elastic_ep", "is_scaling_elastic_ep",
-    "get_world_size", "release_kv_cache_memory", "weight_checker", "reload_weights", "start_profile", "stop_profile",
+    "pause", "resume", "is_paused", "abort_request", "abort_requests", "server_info", "get_world_size", "release_kv_cache_memory",
+    "reload_weights", "start_profile", "stop_profile",
     # SGLang
-    "get_server_info", "flush_cache", "clear_hicache_storage_backend", "attach_hicache_storage_backend",
-    "detach_hicache_storage_backend", "weights_checker", "pause_generation", "continue_generation", "slow_down",
-    "set_internal_state", "get_internal_state", "start_expert_distribution_record", "stop_expert_distribution_record",
-    "dump_expert_distribution_record", "configure_logging", "freeze_gc",
+    "get_server_info", "flush_cache", "pause_generation", "continue_generation", "slow_down", "configure_logging", "freeze_gc",
+    "open_session", "close_session", "set_lora", "pd_role_switch", "set_trace_level", "scheduler_receive_url",
+    "scheduler_receive_meta_data",
+    # llama-server fetches any address for whoever asks, so also the control routes of its neighbours
+    "cors-proxy",
     # others
-    "shutdown", "restart", "quit", "terminate", "server-kill", "server-stop", "server-restart", "unload-checkpoint",
+    "shutdown", "restart", "quit", "terminate", "unload", "server-kill", "server-stop", "server-restart", "unload-checkpoint",
     "reload-checkpoint", "reload_config",
 })
-# fmt: on
-_CONTROL_STEMS = (  # families of routes that grow with every release
-    "load_lora",
-    "unload_lora",
-    "update_weight",
-    "init_weight",
-    "start_weight",
-    "finish_weight",
-    "destroy_weight",
-    "send_weight",
-    "get_weight",
-    "release_memory",
-    "resume_memory",
-    "hicache",
+# Families that grow with every release: anywhere in the last segment.
+_CONTROL_FAMILIES = re.compile(
+    "load_lora|lora_weights|(?:update|init|start|begin|end|finish|destroy|send|get|shutdown|draft)_weight|weights?_(?:checker|info)"
+    "|release_memory|resume_memory|memory_occupation|transfer_engine|hicache|expert_distribution|internal_state|elastic_ep"
+    "|external_corp|encoder_url"
 )
-_CONTROL_PAIRS = frozenset({"models/load", "models/unload", "hicache/storage-backend"})
-_CONTROL_WRITES = frozenset({"props", "lora-adapters", "models", "slots", "options"})  # reading them is harmless
+# fmt: on
+_CONTROL_FOLDERS = frozenset({"dumper", "fault_tolerance", "hicache", "storage-backend"})  # all below them
+_CONTROL_PAIRS = frozenset({("models", "load"), ("gate", "activate")})
+_CONTROL_WRITES = frozenset({"props", "lora-adapters", "adapters", "models", "load", "slots", "options"})  # reading them is harmless
+_CONTROL_WRITE_FOLDERS = frozenset({"slots", "adapters"})
 
 
 def is_engine_control(method: bytes, path: bytes) -> bool:
     """Whether a raw path, in any spelling some engine may understand, steers the engine itself.
 
-    Also true when it is encoded too often to be told.
+    Also true when it cannot be told, because no two readers need agree on what it says.
     """
     if _PLAIN_PATH.match(path):  # nearly always
-        return _steers(method, path.decode("ascii").lower()[1:].split("/"))
+        return _steers(method, path.decode("ascii").lower().strip("/").split("/"))
     text = decoded(path)
-    if text is None:
-        return True
-    # An engine may take a decoded `?` for the end of the path or for a part of it, and merge slashes before or after
-    # it resolves dot segments.
-    readings = {text, _ENDS.split(text, maxsplit=1)[0]}
-    return any(_steers(method, _segments(reading, merge_first=first)) for reading in readings for first in (True, False))
+    return text is None or any(_ESCAPE.search(reading) or _may_steer(method, reading) for reading in _readings(text))
 
 
 def _steers(method: bytes, segments: list[str]) -> bool:
-    if not segments:
-        return False
+    """Whether a path of these segments, read as it is, steers."""
     last = segments[-1]
-    if last in _CONTROL_WORDS or last.startswith(_CONTROL_STEMS) or "/".join(segments[-2:]) in _CONTROL_PAIRS:
+    above = segments[-2] if len(segments) > 1 else ""
+    if _is_control_word(last) or last in _CONTROL_FOLDERS or above in _CONTROL_FOLDERS or (above, last) in _CONTROL_PAIRS:
         return True
-    if method in SAFE_METHODS:
-        return False
-    return last in _CONTROL_WRITES or (len(segments) > 1 and segments[-2] == "slots")
+    return method not in SAFE_METHODS and (last in _CONTROL_WRITES or above in _CONTROL_WRITE_FOLDERS)
 
 
-_PLAIN_PATH = re.compile(rb"(?:/[A-Za-z0-9_-]+)+\Z")
-_ENDS = re.compile(r"[?#\0]")
-_UNICODE_ESCAPE = re.compile(r"%u([0-9a-fA-F]{4})")  # cpp-httplib decodes these
-_OVERLONG = (("\xc0\xaf", "/"), ("\xc0\xae", "."))  # ways of writing these that lax UTF-8 readers accept
+def _is_control_word(segment: str) -> bool:
+    if segment in _CONTROL_WORDS:
+        return True
+    return _CONTROL_FAMILIES.search(segment) is not None and _WORD.match(segment) is not None
+
+
+def _readings(text: str) -> set[str]:
+    """A decoded path in ASCII: other letters are what Unicode calls compatible with it, or nothing."""
+    if text.isascii():
+        return {text.lower()}
+    plain = unicodedata.normalize("NFKC", text).translate(_SLASHES).upper().casefold()  # some letters are ASCII in upper case only
+    return {_NOT_ASCII.sub("", text.lower()), _NOT_ASCII.sub("", plain)}
+
+
+def _may_steer(method: bytes, text: str) -> bool:
+    """Whether a decoded path may be read so that it steers.
+
+    Where something in it can move or end a segment (dot segments, `;`, backslashes, a `?`), readers differ in what
+    is left, and in which order they take it off: then it is enough that a segment may be left.
+    """
+    segments = [bare for piece in text.split("/") if (bare := _bare(piece))]
+    if not _MOVES.search(text) and not any(_is_dots(segment) for segment in segments):
+        return bool(segments) and _steers(method, segments)
+    found = {_bare(piece) for piece in _SEPARATES.split(text)}
+    if any(_is_control_word(segment) for segment in found) or not found.isdisjoint(_CONTROL_FOLDERS):
+        return True
+    if any(found.issuperset(pair) for pair in _CONTROL_PAIRS):
+        return True
+    return method not in SAFE_METHODS and not found.isdisjoint(_CONTROL_WRITES)
+
+
+_PLAIN_PATH = re.compile(rb"(?:/[A-Za-z0-9_~-]+(?:\.[A-Za-z0-9_~-]+)*)+/?\Z")
+_WORD = re.compile(r"[a-z0-9_-]+\Z")
+_NOT_ASCII = re.compile(r"[^\0-\x7f]")
+_ESCAPE = re.compile(r"%u?[0-9a-fA-F]{2}")
+_MOVES = re.compile(r"[\\;?#]")  # may end a segment or the path
+_SEPARATES = re.compile(r"[/\\;?#]")
+_IGNORED = re.compile(r"[^!-~]|[%+]")  # blanks, and what is left of a broken escape
+_NO_TEXT = re.compile(rb"[\0-\x1f\x7f]|%[uU][0-9a-fA-F]{4}")  # some readers drop it, some stop there, cpp-httplib knows %u
+_SLASHES = str.maketrans({"\u2044": "/", "\u2215": "/", "\u2216": "\\", "\u29f5": "\\"})  # what code pages make of these
 
 
 def decoded(path: bytes) -> str | None:
-    """A raw path with every layer of percent-encoding taken off; None: there are too many."""
-    text = path.decode("latin-1")
+    """A raw path with every layer of percent-encoding taken off.
+
+    None where that is no text on which readers agree: control characters, bytes that are not (the shortest) UTF-8,
+    escapes of other kinds, letters beyond ASCII under escapes that are still to be undone, too many layers, too much.
+    """
+    if len(path) > ODD_PATH_BYTES_MAX:
+        return None
     for _ in range(DECODE_ROUNDS_MAX):
-        before = text
-        text = unquote(_UNICODE_ESCAPE.sub(lambda found: chr(int(found[1], 16)), text), encoding="latin-1")
-        for written, meant in _OVERLONG:
-            text = text.replace(written, meant)
-        if text == before:
-            return _as_utf8(text)
+        if _NO_TEXT.search(path):
+            return None
+        before, path = path, unquote_to_bytes(path)
+        if path == before:
+            try:
+                return path.decode("utf-8")
+            except UnicodeDecodeError:
+                return None
+        if not before.isascii():
+            return None
     return None
 
 
-def _segments(text: str, *, merge_first: bool = True) -> list[str]:
-    """The segments of a decoded path as the most forgiving engine would read them, empty ones left out.
+def _bare(segment: str) -> str:
+    """A segment without what some reader may leave out of it."""
+    bare = _IGNORED.sub("", segment)
+    return bare if _is_dots(bare) else bare.rstrip(".")
 
-    Backslashes are slashes; `;params`, outer blanks, control characters and trailing dots are gone; dot segments are
-    resolved; case folded.  `merge_first`: an empty segment is nothing that `..` could take away.
-    """
-    if not text.isascii():
-        text = unicodedata.normalize("NFKC", text)
-    segments: list[str] = []
-    for segment in text.casefold().replace("\\", "/").split("/")[1:]:
-        bare = "".join(char for char in segment.partition(";")[0] if char.isprintable()).strip()
-        kept = bare.rstrip(". ")
-        if bare == "..":
-            if segments:
-                segments.pop()
-        elif kept or (not bare and not merge_first):
-            segments.append(kept)
-    return [segment for segment in segments if segment]
+
+def _is_dots(segment: str) -> bool:
+    return not segment.strip(".")
 
 
 def _as_utf8(text: str) -> str:
@@ -388,9 +412,9 @@ def _nowhere(method: bytes, target: bytes, path: bytes) -> Route:
 
 
 def _is_crooked(path: bytes) -> bool:
-    """Whether somebody might read it as another path: dot segments, backslashes, NUL, by any encoding."""
+    """Whether somebody might read it as another path: dot segments, backslashes, what is no text, by any encoding."""
     text = decoded(path)
-    if text is None or "\\" in text or "\0" in text:
+    if text is None or "\\" in text:
         return True
     return any(part.partition(";")[0].strip() in {".", ".."} for part in re.split(r"[/?#]", text))
 
@@ -474,5 +498,5 @@ _KNOWN_PATHS = [_text(path) for path in (*_INFERENCE, *_FIXED) if len(path) > 1]
 def _near_paths(path: bytes) -> list[str]:
     if len(path) > errors.SHOWN_CHARS_MAX:
         return []
-    plain = "/" + "/".join(_segments(decoded(path) or ""))
+    plain = "/" + "/".join(filter(None, map(_bare, (decoded(path) or "").lower().split("/"))))
     return difflib.get_close_matches(plain, _KNOWN_PATHS, n=1, cutoff=0.8)
