@@ -624,6 +624,15 @@ class Rig:
     async def unload(self, model: str, *, force: bool = False, wait_s: float = WAIT_S_MAX) -> Reply:
         return await self.api("POST", f"/api/models/{model}/unload?wait={wait_s}&force={int(force)}")
 
+    async def put_to_sleep(self, model: str, level: int | None = None, wait_s: float = WAIT_S_MAX) -> Reply:
+        at = "" if level is None else f"&level={level}"
+        return await self.api("POST", f"/api/models/{model}/sleep?wait={wait_s}{at}")
+
+    async def why(self, model: str) -> str:
+        """Its story as one text."""
+        told = (await self.api("GET", f"/api/models/{model}/why")).json
+        return "\n".join([*(one["text"] for one in told["story"]), told.get("sleep_off", "")])
+
     async def warm(self, *models: str) -> None:
         """Bring models in by a chat each."""
         for model in models:
@@ -646,6 +655,17 @@ class Rig:
         """What the server told so far, oldest first."""
         reply = await self.api("GET", "/api/events?follow=0&limit=512")
         return [event for event in reply.json["events"] if not model or event["model"] == model]
+
+    async def kinds(self, model: str) -> list[str]:
+        return [event["kind"] for event in await self.events(model)]
+
+    async def wait_kind(self, model: str, kind: str, count: int = 1, within_s: float = WAIT_S_MAX) -> str:
+        """Until the server told that of the model so often; the last one's text."""
+        deadline = time.monotonic() + within_s
+        while len(said := [event["text"] for event in await self.events(model) if event["kind"] == kind]) < count:
+            assert time.monotonic() < deadline, f"{len(said)} x {kind} of {model}, not {count}, after {within_s} s"
+            await asyncio.sleep(0.03)
+        return str(said[-1])
 
     async def wait_state(self, model: str, *states: str, within_s: float = WAIT_S_MAX) -> dict[str, Any]:
         """Until the model is in one of the states; its status then."""
@@ -677,6 +697,10 @@ class Rig:
         return [
             line for line in self.journal(model, "begin") if line["method"] == "POST" and line["target"].partition("?")[0] not in CONTROL
         ]
+
+    def chats(self, model: str) -> list[Line]:
+        """Requests of clients that reached an engine: no canary, no warm-up, no order."""
+        return [line for line in self.journal(model, "begin") if line["target"] == "/v1/chat/completions"]
 
     def moves(self, model: str) -> list[str]:
         """What the engines of a model did about sleep, in order: "sleep 2", "wake weights", "reload", "wake kv_cache", "forget"."""

@@ -448,14 +448,14 @@ class HostCrew:
             with self._listening(running):
                 async with asyncio.timeout(limit_s):
                     await sleeper.wake_up(recipe, limit_s, compare=recipe.verify or running.compare_next)
+                    sleeper.awaited = "its check was not answered"
                     if not await probe_once(running.host, running.port, running.engine.readiness(), limit_s):
                         raise Trouble("it was woken, and does not answer its check")
                     if told := await sleeper.warm_up(limit_s):
                         running.process.log.note(f"[greenroom: {told}]")
         except TimeoutError:
-            return await self.end(
-                action.model, action.generation, Cause.WAKE_FAILED, f"it was not awake after {limit_s:g} s (wake_timeout)"
-            )
+            why = f"it was not awake after {limit_s:g} s (wake_timeout): {sleeper.awaited}"
+            return await self.end(action.model, action.generation, Cause.WAKE_FAILED, why)
         except Trouble as exc:
             if exc.no_room and recipe.repeatable and not running.stopping and await sleeper.says_asleep(recipe):
                 running.compare_next = True

@@ -52,6 +52,7 @@ class Sleeper:
     heard: Callable[[], Sequence[str]]
     version: tuple[int, ...] = ()
     recorded: Recorded | None = None
+    awaited: str = ""  # what a sleep or a wake under way waits for, one clause
 
     # ------------------------------------------------------------------ after its start
 
@@ -115,6 +116,7 @@ class Sleeper:
         path = self.readiness.warmup_path
         if path is None:
             return ""
+        self.awaited = f"the warm-up POST {path} was not answered"
         try:
             reply = await self.line.ask(Call(path, "POST", self.readiness.warmup_body), limit_s)
         except Unanswered as exc:
@@ -134,21 +136,25 @@ class Sleeper:
         if recipe.check is None:
             return
         until = min(deadline, asyncio.get_running_loop().time() + SETTLE_S_MAX)
+        unmoved = (
+            f"every call was answered with success, but GET {recipe.check.path} still says that it is {'awake' if asleep else 'asleep'}"
+        )
         while True:
             try:
                 if await self._asked(recipe) is asleep:
                     return
             except Unanswered as exc:
                 raise Trouble(str(exc)) from None
+            self.awaited = unmoved
             if asyncio.get_running_loop().time() >= until:
-                state = "awake" if asleep else "asleep"
-                raise Trouble(f"every call was answered with success, but GET {recipe.check.path} still says that it is {state}")
+                raise Trouble(unmoved)
             await asyncio.sleep(CHECK_POLL_S)
 
     async def _made(self, call: Call, deadline: float) -> Reply:
         left_s = deadline - asyncio.get_running_loop().time()
         if left_s <= 0:
             raise Trouble("it took longer than its time limit")
+        self.awaited = f"{call.method} {call.path} was not answered"
         try:
             return await self.control.ask(call, left_s)
         except Unanswered as exc:
@@ -164,6 +170,7 @@ class Sleeper:
 
     async def _compare(self, recorded: Recorded, limit_s: float) -> None:
         canary = recorded.canary
+        self.awaited = f"the canary POST {canary.path} was not answered"
         try:
             reply = await self.line.ask(Call(canary.path, "POST", canary.body), min(limit_s, CANARY_S_MAX))
         except Unanswered as exc:

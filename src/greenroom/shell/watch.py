@@ -65,7 +65,8 @@ class Sampler:
 
     async def look(self, refs: Sequence[DeviceRef]) -> tuple[MemoryMeasured, ...]:
         """One sample of each of these devices that can be measured."""
-        refs = [ref for ref in refs if ref.kind == "ram" or (ref.kind in ("gpu", "mig") and ref.uuid)]
+        skipped = self._crew.stage.booked_only
+        refs = [ref for ref in refs if ref.id not in skipped and (ref.kind == "ram" or (ref.kind in ("gpu", "mig") and ref.uuid))]
         measured = {ref.id for ref in refs}
         on_ram = any(ref.kind == "ram" for ref in refs)  # every engine holds some of it
         running = [each for each in self._crew.running.values() if on_ram or any(device.id in measured for device in each.devices)]
