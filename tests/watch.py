@@ -100,6 +100,7 @@ class Kept:
     held_mib: int = 0  # what it was last measured to hold before it went to sleep, on its fullest device
     unfit: tuple[int, ...] = ()  # levels that this instance must not use
     dozing: dict[str, int] | None = None  # it said that it fell asleep by itself; whether that counted is not known yet
+    vain_wakes: int = 0  # in a row
     alone_at: float | None = None  # rehearsed, and asleep with room to come back since then
 
     def holds_mib(self, device: str) -> int:
@@ -217,6 +218,7 @@ class Watch:
                 kept.ram_mib = self._seen(report) or 0  # an engine may keep its copy
             elif rose:
                 kept.unfit = report.unfit_levels
+            kept.vain_wakes = 0
             kept.state, kept.idle_at, kept.alone_at = State.READY, report.at if rose else kept.idle_at, None
             kept.measured = {d: m for d, m in report.measured_mib.items() if d in kept.devices}
             kept.at_ready_mib = max(kept.measured.values(), default=0) if rose else kept.at_ready_mib
@@ -239,11 +241,15 @@ class Watch:
             kept.ram_mib = seen_mib
         must(not report.level or report.level == kept.level, f"{report.model} was sent to level {kept.level}, it sleeps at {report.level}")
         if in_vain:
+            kept.vain_wakes += 1
+            if kept.vain_wakes > 1:
+                self.may_leave[report.model] = "it cannot be woken"
             return
         if seen_mib is not None:
             self.copies[report.model, kept.level] = seen_mib
         still_mib = max(kept.residue.values(), default=0)
         if kept.held_mib and kept.residue and still_mib > USELESS * kept.held_mib:
+            self.may_leave[report.model] = "its sleep frees nothing"
             self.due_off[report.model] = f"its sleep left {still_mib} of {kept.held_mib} MiB"
 
     def _seen(self, report: InstanceReported) -> int | None:
@@ -253,7 +259,11 @@ class Watch:
     def _sleep_fault(self, model: str) -> None:
         policy, faults = self.setup.policy, self.faults.setdefault(model, deque(maxlen=16))
         faults.append(self.now)
-        if model in self.models and sum(self.now - at <= policy.sleep_faults_window_s for at in faults) >= policy.sleep_faults_max:
+        if (
+            model in self.models
+            and model not in self.off
+            and sum(self.now - at <= policy.sleep_faults_window_s for at in faults) >= policy.sleep_faults_max
+        ):
             self.due_off[model] = f"{len(faults)} sleeps or wakes ended its engine"
 
     def _may_sleep_again(self, model: str) -> None:

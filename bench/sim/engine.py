@@ -47,7 +47,21 @@ def jitter(seed: int, model: str, start: int) -> float:
 class Resident:
     """Run-time state of one model (one instance each)."""
 
-    __slots__ = ("device", "gated", "idle_at", "last_at", "left_at", "moves", "phase", "queue", "ready_at", "running", "starts", "to_sleep")
+    __slots__ = (
+        "device",
+        "gated",
+        "idle_at",
+        "last_at",
+        "left_at",
+        "level",
+        "moves",
+        "phase",
+        "queue",
+        "ready_at",
+        "running",
+        "starts",
+        "to_sleep",
+    )
 
     def __init__(self) -> None:
         self.phase = Phase.COLD
@@ -61,6 +75,7 @@ class Resident:
         self.last_at = -NEVER
         self.left_at = -NEVER  # when it last stopped being ready
         self.to_sleep = False
+        self.level = 1  # asleep, or on its way there
         self.moves = 0  # the end of an abandoned move is told by its number
 
     def copy(self) -> Resident:
@@ -171,7 +186,15 @@ class World:
                 if resident.phase >= Phase.LEAVING:
                     total += model.need_mib
                 elif resident.phase is Phase.ASLEEP:
-                    total += model.residue_mib
+                    total += model.tier(resident.level).residue_mib
+        return total
+
+    def copies_mib(self) -> int:
+        """Host RAM that sleepers hold, and those that go to sleep or wake."""
+        total = 0
+        for model, resident in zip(self.models, self.residents, strict=True):
+            if resident.phase is Phase.ASLEEP or (resident.phase in (Phase.LEAVING, Phase.RISING) and resident.to_sleep):
+                total += model.tier(resident.level).host_mib
         return total
 
     def free_mib(self, device: int = 0) -> int:
@@ -193,7 +216,7 @@ class World:
     def up_s(self, number: int) -> float:
         """How long the next rise really takes, before contention."""
         model, resident = self.models[number], self.residents[number]
-        base = model.wake_s if resident.phase is Phase.ASLEEP else model.up_s
+        base = model.tier(resident.level).wake_s if resident.phase is Phase.ASLEEP else model.up_s
         return max(LEAST_UP_S, base + model.jitter_s * (base / model.up_s) * jitter(self.seed, model.name, resident.starts))
 
     # ---------------------------------------------------------------------------------------------------------- moves
@@ -236,18 +259,20 @@ class World:
         self.refused += 1
         self._end(request)
 
-    def leave(self, number: int, *, to_sleep: bool) -> None:
+    def leave(self, number: int, *, to_sleep: bool, level: int = 1) -> None:
         """Begin to stop or sleep; `Rules.left` tells when the memory is back."""
         resident, model = self.residents[number], self.models[number]
         assert resident.running == 0, f"{model.name} has requests in flight"
-        took_s = model.sleep_s if to_sleep and model.sleep_s is not None else model.down_s
-        resident.to_sleep = to_sleep
+        took_s = model.tier(level).sleep_s if to_sleep else model.down_s
+        resident.to_sleep, resident.level = to_sleep, level
         resident.moves += 1
         if resident.phase is Phase.READY:
             resident.left_at = self.now
         elif resident.phase is Phase.RISING:
             self.rising -= 1  # the load is abandoned
         resident.phase = Phase.LEAVING
+        copies_mib = self.copies_mib()
+        assert self.load.ram_mib is None or copies_mib <= self.load.ram_mib, f"{copies_mib} MiB of copies in host RAM"
         self.moving_s += took_s
         self._note("sleep" if to_sleep else "stop", number)
         self.push(self.now + took_s, Kind.LEFT, number, (resident.moves, took_s))
@@ -259,6 +284,7 @@ class World:
         up_s = self.up_s(number)
         if resident.phase is Phase.COLD:
             up_s *= 1 + self.contend * self.rising  # cold starts beside one another share disk and bus
+        resident.to_sleep = resident.phase is Phase.ASLEEP  # its copy stays until it is awake
         resident.phase, resident.device = Phase.RISING, device
         resident.starts += 1
         resident.moves += 1

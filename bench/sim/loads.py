@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 GIB = 1024
@@ -20,6 +20,17 @@ TOKEN_S = 0.01
 ANSWER_OVERHEAD_S = 0.003
 CLIENT_TURNAROUND_S = 0.0015
 GENERATING = ("chat", "chat_json", "completion")
+
+
+@dataclass(frozen=True, slots=True)
+class SimTier:
+    """One sleep level of a model."""
+
+    level: int
+    sleep_s: float
+    wake_s: float
+    residue_mib: int
+    host_mib: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +46,12 @@ class SimModel:
     sleep_s: float | None = None  # None: its engine cannot sleep
     wake_s: float = 0.0
     residue_mib: int = 0
+    tiers: tuple[SimTier, ...] = ()  # with host RAM; without them the three above are its one level
+
+    def tier(self, level: int) -> SimTier:
+        return next(
+            (tier for tier in self.tiers if tier.level == level), SimTier(level, self.sleep_s or 0.0, self.wake_s, self.residue_mib)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +69,7 @@ class Load:
     requests: tuple[SimRequest, ...]
     capacities_mib: tuple[int, ...]  # one device each
     until_s: float = float("inf")  # later arrivals are dropped: closed loops end here
+    ram_mib: int | None = None  # host RAM for the copies of sleepers; None = as much as they like
     following: tuple[int, ...] = field(init=False)  # request -> the next one of the same client, or -1
     first: tuple[tuple[float, int], ...] = field(init=False)  # arrivals that depend on nobody, in order of time
     chains: tuple[tuple[int, ...], ...] = field(init=False)
@@ -103,6 +121,12 @@ TWELVE = (
     (8, 35, 2), (5, 10, 1), (16, 30, 3), (12, 70, 2), (10, 14, 2), (20, 22, 4),
 )  # fmt: skip
 RESIDUE_MIB = 1331
+# What a level costs that was never measured, by size: the priors of the scheduling rules.
+WEIGHTS_SHARE = 0.9  # of what a model needs
+BUS_MIB_S = 20 * GIB
+PINNING_MIB_S = 4 * GIB  # host RAM is allocated and filled
+DISK_MIB_S = 2 * GIB
+SLEEPER_MIB = 1536
 JITTER_SHARE = 0.1
 
 
@@ -118,6 +142,22 @@ def twelve(*, sleeps: bool) -> tuple[SimModel, ...]:
         SimModel(f"m{n}", gib * GIB, up, 1.0, 8, JITTER_SHARE * up, up * 0.07 if sleeps else None, up * 0.07, RESIDUE_MIB if sleeps else 0)
         for n, (gib, up, _) in enumerate(TWELVE)
     )
+
+
+def asleep_at(load: Load, *levels: int, ram_mib: int | None = None) -> Load:
+    """The same requests for models whose engines sleep at these levels."""
+
+    def tier(level: int, weights_mib: float) -> SimTier:
+        if level == 1:
+            return SimTier(1, weights_mib / PINNING_MIB_S, weights_mib / BUS_MIB_S + 0.1, SLEEPER_MIB, int(weights_mib))
+        return SimTier(2, 0.3, weights_mib / DISK_MIB_S + 0.5, SLEEPER_MIB)
+
+    models = []
+    for model in load.models:
+        tiers = tuple(tier(level, WEIGHTS_SHARE * model.need_mib) for level in levels)
+        best = tiers[0]
+        models.append(replace(model, tiers=tiers, sleep_s=best.sleep_s, wake_s=best.wake_s, residue_mib=best.residue_mib))
+    return replace(load, models=tuple(models), ram_mib=ram_mib)
 
 
 SIX_ANSWER_S = tuple(row[5] for row in SIX)

@@ -42,8 +42,8 @@ def device_id(number: int) -> str:
 
 
 def as_model(model: SimModel, devices: tuple[str, ...]) -> Model:
-    tiers: tuple[SleepTier, ...] = ()
-    if model.sleep_s is not None:
+    tiers = tuple(SleepTier(t.level, t.residue_mib, t.host_mib, t.sleep_s, t.wake_s) for t in model.tiers)
+    if model.sleep_s is not None and not tiers:
         tiers = (SleepTier(level=1, residue_mib=model.residue_mib, host_mib=0, sleep_s=model.sleep_s, wake_s=model.wake_s),)
     return Model(
         id=model.name,
@@ -61,7 +61,9 @@ def as_model(model: SimModel, devices: tuple[str, ...]) -> Model:
 
 def as_setup(load: Load, policy: Policy) -> Setup:
     devices = tuple(Device(device_id(n), "declared", mib, measured=False) for n, mib in enumerate(load.capacities_mib))
-    models = tuple(as_model(m, tuple(d.id for d in devices)) for m in load.models)
+    if load.ram_mib is not None:
+        devices = (*devices, Device("ram", "ram", load.ram_mib, measured=False))
+    models = tuple(as_model(m, tuple(d.id for d in devices if d.kind != "ram")) for m in load.models)
     return Setup(devices=devices, models=models, policy=replace(policy, queue_limit=UNLIMITED))
 
 
@@ -73,7 +75,6 @@ class Greenroom(Rules):
     def fresh(self, world: World) -> Scheduler:
         self.numbers = {m.name: n for n, m in enumerate(world.models)}
         self.generations = [0] * len(world.models)
-        self.sleeping_to = [0] * len(world.models)
         return Scheduler(as_setup(world.load, self.policy), at=0.0)
 
     def settle(self, world: World) -> None:
@@ -91,8 +92,9 @@ class Greenroom(Rules):
     def left(self, world: World, model: int) -> None:
         resident, known = world.residents[model], world.models[model]
         if resident.to_sleep:
-            report = self._report(world, model, State.ASLEEP, known.sleep_s or 0.0, known.residue_mib)
-            self._feed(world, replace(report, level=self.sleeping_to[model]))
+            tier = known.tier(resident.level)
+            report = self._report(world, model, State.ASLEEP, tier.sleep_s, tier.residue_mib)
+            self._feed(world, replace(report, level=tier.level, host_mib=tier.host_mib))
         else:
             self._feed(world, self._report(world, model, State.STOPPED, known.down_s, 0))
 
@@ -126,8 +128,7 @@ class Greenroom(Rules):
                 number = self.numbers[model]
                 world.rise(number, world.residents[number].device)
             case Sleep(model=model, level=level):
-                self.sleeping_to[self.numbers[model]] = level
-                world.leave(self.numbers[model], to_sleep=True)
+                world.leave(self.numbers[model], to_sleep=True, level=level)
             case Stop(model=model):
                 world.leave(self.numbers[model], to_sleep=False)
             case SetTimer(at=at):

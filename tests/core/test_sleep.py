@@ -63,6 +63,35 @@ def test_who_waits_for_a_wake_that_ends_its_engine_is_served_by_a_cold_start() -
     assert rig.entry("a").wake_failures == 1
 
 
+def test_one_that_dies_of_its_first_request_after_a_wake_was_not_woken_well() -> None:
+    """The request is served by a cold start at once, it counts as a failed wake, and the second one switches sleep off."""
+    rig = crowded()
+    for failures in (1, 2):
+        rig.warms("a")
+        falls_asleep(rig, "a")
+        request = is_woken(rig, "a")
+        rig.is_ready("a")
+        rig.loses(request)
+        assert names(rig.fails("a")) == ["a"]
+        assert [each.request for each in only(rig.is_ready("a"), Admit)] == [request]
+        rig.ends(request)
+        assert (rig.entry("a").wake_failures, rig.entry("a").failures, bool(rig.entry("a").sleep_off)) == (failures, 0, failures == 2)
+        rig.waits(60)
+
+
+def test_one_that_answered_since_its_wake_and_died_later_has_crashed() -> None:
+    """Its sleep is not to blame."""
+    rig = crowded()
+    rig.warms("a")
+    falls_asleep(rig, "a")
+    request = is_woken(rig, "a")
+    rig.is_ready("a")
+    rig.ends(request)
+    rig.fails("a")
+
+    assert (rig.entry("a").wake_failures, rig.entry("a").failures) == (0, 1)
+
+
 def test_after_two_sleep_faults_a_model_is_stopped_instead() -> None:
     """Also when the first was a sleep and the second a wake."""
     rig = crowded()

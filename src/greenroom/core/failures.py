@@ -6,7 +6,7 @@ from .costs import blend
 from .entry import Entry
 from .facts import Cause, InstanceReported, State
 from .moves import gib, reopen, span, switch_sleep_off
-from .residency import HOME, RISING
+from .residency import HOME, RISING, SERVING
 from .stage import EPSILON_S, Move, Stage
 
 MISCONFIGURED_BACKOFF_S = 1.0  # what it lacks may be there in a moment; looking costs nothing, and evicts nobody (see Door)
@@ -43,13 +43,19 @@ def ended(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         revive_pinned(stage, entry)
     elif before is State.STARTING or (before is State.WAKING and report.cause in MEMORY):
         start_failed(stage, entry, report)
-    elif before in (State.WAKING, State.GOING_TO_SLEEP):
+    elif before in (State.WAKING, State.GOING_TO_SLEEP) or _died_of_its_wake(entry, report):
         sleep_failed(stage, entry, report, before)
     else:
         crashed(stage, entry, report)
     settle_move(stage, entry, move)
     if entry.queue:
         stage.waiting.add(entry)
+
+
+def _died_of_its_wake(entry: Entry, report: InstanceReported) -> bool:
+    """It was woken, and ended before it had answered anybody: what it lost in its sleep shows at the first request."""
+    instance = entry.instance
+    return instance.state in SERVING and instance.start == "wake" and not instance.proven and report.cause not in MEMORY
 
 
 def _book_leak(stage: Stage, entry: Entry, leaked_mib: int) -> None:
@@ -100,11 +106,13 @@ def crashed(stage: Stage, entry: Entry, report: InstanceReported) -> None:
 def sleep_failed(stage: Stage, entry: Entry, report: InstanceReported, before: State) -> None:
     """A sleep or a wake ended its engine: whoever waits is served by a cold start, and the second time there is no third."""
     policy, now = stage.policy, stage.now
-    waking = before is State.WAKING
+    waking = before is not State.GOING_TO_SLEEP
     entry.wake_failures += waking
     entry.last_error = report.why or "the engine ended by itself"
-    what = "could not be woken" if waking else "could not be put to sleep"
-    stage.tell(entry, "wake_failed" if waking else "sleep_failed", f"{what}, and is stopped: {entry.last_error}", "warning")
+    what = "could not be woken, and is stopped" if waking else "could not be put to sleep, and is stopped"
+    if before in SERVING:
+        what = "was woken, and ended before it had answered anybody"
+    stage.tell(entry, "wake_failed" if waking else "sleep_failed", f"{what}: {entry.last_error}", "warning")
     entry.sleep_faults.append(now)
     recent = sum(now - at <= policy.sleep_faults_window_s for at in entry.sleep_faults)
     if recent >= policy.sleep_faults_max and not entry.sleep_off:

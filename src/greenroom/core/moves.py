@@ -192,6 +192,7 @@ def rise(stage: Stage, move: Move, target: Entry) -> None:
         needs["ram"] = max(needs.get("ram", 0), copy)  # its copy stays until it is awake
     stage.book.set(target.id, needs)
     stage.touched.add(target.id)
+    instance.proven = False
     instance.beside = any(len(stage.lanes[device]) > 1 for device in move.devices)
     move.phase, move.phase_at = Phase.STARTING, stage.now
     if target.state is State.ASLEEP:
@@ -344,11 +345,13 @@ def fell_asleep(stage: Stage, entry: Entry, report: InstanceReported) -> None:
     level = report.level or instance.level
     # A reload may have taken the level away meanwhile; then nothing is promised of it.
     tier = entry.tier(level) or SleepTier(level, max(stage.book.of(entry.id).values(), default=0), 0, 1.0, 1.0)
-    measured = [mib for device, mib in report.measured_mib.items() if device in instance.devices]
-    held_mib = max((entry.measured_mib.get(device) or stage.book.of(entry.id).get(device, 0) for device in instance.devices), default=0)
+    seen_on = [device for device in report.measured_mib if device in instance.devices]
+    measured, held = [report.measured_mib[device] for device in seen_on], stage.book.of(entry.id)
+    held_mib = max((entry.measured_mib.get(device) or held.get(device, 0) for device in seen_on), default=0)
     if measured and before is not State.WAKING:  # a wake in vain may have mapped a part already
         entry.costs.residue_mib[level] = max(measured)
-    residue = max(measured) if measured else min(entry.costs.residue(tier), held_mib)
+    booked_mib = max((held.get(device, 0) for device in instance.devices), default=0)
+    residue = max(measured) if measured else min(entry.costs.residue(tier), booked_mib)  # nobody saw it: it can hardly hold more
     needs = dict.fromkeys(instance.devices, residue)
     seen = seen_of_host(stage, report)
     if seen is not None and before is not State.WAKING:
@@ -358,6 +361,7 @@ def fell_asleep(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         needs["ram"] = host
     stage.book.set(entry.id, needs)
     stage.touched.add(entry.id)
+    entry.measured_mib.update(zip(seen_on, measured, strict=True))
     entry.host_mib = report.host_mib if report.host_mib is not None else entry.host_mib
     entry.move(State.ASLEEP, stage.now)
     instance.level = level

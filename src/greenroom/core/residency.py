@@ -86,6 +86,7 @@ class Instance:
     idle_at: float = 0.0  # ready, or the last in-flight request ended
     left_ready_at: float = float("-inf")
     start: str = "cold"  # what the requests waiting for this start waited for: cold | wake
+    proven: bool = False  # it has answered somebody since its start or wake
     suspect: bool = False  # a request was lost; no admissions until the host has looked
     beside: bool = False  # its start ran beside another one
     unfit: tuple[int, ...] = ()  # sleep levels this one must not use

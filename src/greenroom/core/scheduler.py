@@ -20,6 +20,7 @@ from .facts import (
     MemoryMeasured,
     Model,
     OperatorAsked,
+    Outcome,
     Priority,
     Refuse,
     RequestArrived,
@@ -139,6 +140,7 @@ class Scheduler:
             return None
         del stage.admitted[request]
         instance.in_flight.discard(request)
+        instance.proven = instance.proven or event.outcome is Outcome.OK
         costs, took_s = entry.costs, stage.now - admission.at
         costs.serve_s = took_s if costs.serve_s is None else 0.9 * costs.serve_s + 0.1 * took_s
         entry.served += 1
@@ -241,6 +243,8 @@ class Scheduler:
         entry.costs.serve_s = blend(entry.costs.serve_s, stage.now - admission.at, 0.1)
         self._left(entry, admission.generation, event.request)
         entry.served += 1
+        if event.outcome is Outcome.OK and admission.generation == entry.instance.generation:
+            entry.instance.proven = True
         dispatch(stage, entry)
         if entry.instance.busy and entry.state in (State.READY, State.DRAINING):
             return False  # others of it are still in flight: nobody can take its room yet

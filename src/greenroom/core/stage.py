@@ -64,7 +64,7 @@ class Stage:
     book: Book = field(default_factory=Book)
     entries: dict[str, Entry] = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
-    conflicts: dict[str, frozenset[str]] = field(default_factory=dict)  # models that may not be ready together
+    conflicts: dict[str, tuple[str, ...]] = field(default_factory=dict)  # models that may not be ready together, by name
     moves: list[Move] = field(default_factory=list)
     lanes: dict[str, list[Move]] = field(default_factory=dict)
     waiting: Lineup = field(default_factory=Lineup)
@@ -278,7 +278,7 @@ class Stage:
             self.say(SetTimer(self.timer_at))
 
 
-def conflicts_of(groups: tuple[Group, ...], models: list[str]) -> dict[str, frozenset[str]]:
+def conflicts_of(groups: tuple[Group, ...], models: list[str]) -> dict[str, tuple[str, ...]]:
     """Pairs of models that may not be ready together, both ways alike whatever the order they are loaded in."""
     home = {member: group for group in groups for member in group.members}
     if not home:
@@ -288,7 +288,7 @@ def conflicts_of(groups: tuple[Group, ...], models: list[str]) -> dict[str, froz
         if _excludes(home.get(one), home.get(other)):
             pairs[one].add(other)
             pairs[other].add(one)
-    return {model: frozenset(others) for model, others in pairs.items() if others}
+    return {model: tuple(sorted(others)) for model, others in pairs.items() if others}
 
 
 def _excludes(one: Group | None, other: Group | None) -> bool:
