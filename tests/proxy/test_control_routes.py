@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -35,9 +35,12 @@ CHANGING = (b"POST", b"PUT", b"PATCH", b"DELETE")
 METHODS = (*CHANGING, *sorted(SAFE))
 
 
-def leak(method: bytes, target: bytes) -> str | None:
+DECLARING = replace(CATALOG, control_words=frozenset({"curtain", "house-lights"}))
+
+
+def leak(method: bytes, target: bytes, catalog: Catalog = CATALOG) -> str | None:
     """How an engine could get it; None when none can."""
-    found = route(method, target, CATALOG)
+    found = route(method, target, catalog)
     if found.error is not None:
         return None if found.error.status in {403, 404, 405} else f"{method!r} {target!r}: {found.error.status}"
     if found.kind in {Kind.UPSTREAM, Kind.INFERENCE} and found.redirect is None:
@@ -70,6 +73,15 @@ def test_no_spelling_of_a_control_route_is_let_through(spelling: str) -> None:
             leaks += [leak(method, b"/upstream/m/" + path) for method in CHANGING]
 
     assert not told(leaks)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_no_spelling_of_a_declared_call_is_let_through(spelling: str) -> None:
+    """What the configuration names for sleep and wake is private like what every engine has; without it, it is a path like others."""
+    paths = [SPELLINGS[spelling](asked) for asked in (b"curtain", b"stage/house-lights", b"curtain")]
+
+    assert not told(leak(method, door + path, DECLARING) for path in paths for door in DOORS for method in METHODS)
+    assert leak(b"POST", b"/upstream/m/curtain") is not None
 
 
 @pytest.mark.parametrize("query", QUERIES)

@@ -110,6 +110,7 @@ class Catalog:
     default_model: str | None = None
     include_aliases_in_list: bool = False
     upstream_ignore_paths: tuple[str, ...] = ()
+    control_words: frozenset[str] = frozenset()  # last segments, lower case, of the sleep and wake calls that models declare
     created: int = 0  # unix time for listings
 
 

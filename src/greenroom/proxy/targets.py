@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import unquote, unquote_plus, unquote_to_bytes
@@ -203,22 +203,29 @@ _CONTROL_WRITES = frozenset({"props", "lora-adapters", "adapters", "models", "lo
 _CONTROL_WRITE_FOLDERS = frozenset({"slots", "adapters"})
 
 
-def is_engine_control(method: bytes, path: bytes) -> bool:
+def is_engine_control(method: bytes, path: bytes, declared: Set[str] = frozenset()) -> bool:
     """Whether a raw path, in any spelling some engine may understand, steers the engine itself.
 
-    Also true when it cannot be told, because no two readers need agree on what it says.
+    Also true when it cannot be told, because no two readers need agree on what it says.  `declared`: last segments of
+    the calls that the configuration names for sleep and wake.
     """
     if _PLAIN_PATH.match(path):  # nearly always
-        return _steers(method, path.decode("ascii").lower().strip("/").split("/"))
+        return _steers(method, path.decode("ascii").lower().strip("/").split("/"), declared)
     text = decoded(path)
-    return text is None or any(_ESCAPE.search(reading) or _may_steer(method, reading) for reading in _readings(text))
+    return text is None or any(_ESCAPE.search(reading) or _may_steer(method, reading, declared) for reading in _readings(text))
 
 
-def _steers(method: bytes, segments: list[str]) -> bool:
+def _steers(method: bytes, segments: list[str], declared: Set[str]) -> bool:
     """Whether a path of these segments, read as it is, steers."""
     last = segments[-1]
     above = segments[-2] if len(segments) > 1 else ""
-    if _is_control_word(last) or last in _CONTROL_FOLDERS or above in _CONTROL_FOLDERS or (above, last) in _CONTROL_PAIRS:
+    if (
+        last in declared
+        or _is_control_word(last)
+        or last in _CONTROL_FOLDERS
+        or above in _CONTROL_FOLDERS
+        or (above, last) in _CONTROL_PAIRS
+    ):
         return True
     return method not in SAFE_METHODS and (last in _CONTROL_WRITES or above in _CONTROL_WRITE_FOLDERS)
 
@@ -237,7 +244,7 @@ def _readings(text: str) -> set[str]:
     return {_NOT_ASCII.sub("", text.lower()), _NOT_ASCII.sub("", plain)}
 
 
-def _may_steer(method: bytes, text: str) -> bool:
+def _may_steer(method: bytes, text: str, declared: Set[str]) -> bool:
     """Whether a decoded path may be read so that it steers.
 
     Where something in it can move or end a segment (dot segments, `;`, backslashes, a `?`), readers differ in what
@@ -245,9 +252,9 @@ def _may_steer(method: bytes, text: str) -> bool:
     """
     segments = [bare for piece in text.split("/") if (bare := _bare(piece))]
     if not _MOVES.search(text) and not any(_is_dots(segment) for segment in segments):
-        return bool(segments) and _steers(method, segments)
+        return bool(segments) and _steers(method, segments, declared)
     found = {_bare(piece) for piece in _SEPARATES.split(text)}
-    if any(_is_control_word(segment) for segment in found) or not found.isdisjoint(_CONTROL_FOLDERS):
+    if any(_is_control_word(segment) for segment in found) or not found.isdisjoint(_CONTROL_FOLDERS | declared):
         return True
     if any(found.issuperset(pair) for pair in _CONTROL_PAIRS):
         return True
@@ -359,7 +366,7 @@ def _find(method: bytes, target: bytes, memo: _Memo) -> Route:
     if path.startswith(_CONTROL_PREFIXES):
         return _control(method, target, path)
     for prefix, methods in _INFERENCE_PREFIXES:
-        if path.startswith(prefix) and not is_engine_control(method, path) and not _is_crooked(path):
+        if path.startswith(prefix) and not is_engine_control(method, path, memo.catalog.control_words) and not _is_crooked(path):
             return _inference(method, target, path, query, methods, memo)
     return _nowhere(method, target, path)
 
@@ -390,7 +397,7 @@ def _preflight_or_not_allowed(method: bytes, target: bytes, path: bytes, methods
 
 
 def _model(method: bytes, target: bytes, path: bytes, name: str, memo: _Memo) -> Route:
-    if name not in memo.catalog.names and (is_engine_control(method, path) or _is_crooked(path)):
+    if name not in memo.catalog.names and (is_engine_control(method, path, memo.catalog.control_words) or _is_crooked(path)):
         return _nowhere(method, target, path)
     if method not in _GET:
         return _preflight_or_not_allowed(method, target, path, _GET)
@@ -426,7 +433,7 @@ def _upstream(method: bytes, target: bytes, path: bytes, memo: _Memo) -> Route:
     rest = path[len(_UPSTREAM) :]
     name, used = _longest_name(rest, memo)
     if name is None:
-        if is_engine_control(method, path):
+        if is_engine_control(method, path, memo.catalog.control_words):
             return Route(Kind.UPSTREAM, target, error=errors.engine_control(_text(path)))
         asked = unquote(rest.partition(b"/")[0].decode("latin-1"), errors="replace")
         return Route(Kind.UPSTREAM, target, asked, error=errors.unknown_model(asked, errors.near_names(asked, memo.catalog)))
@@ -434,7 +441,7 @@ def _upstream(method: bytes, target: bytes, path: bytes, memo: _Memo) -> Route:
     if not forward.startswith(b"/"):  # nothing but the model, perhaps a query
         query = b"?" + forward[1:] if forward else b""
         return Route(Kind.UPSTREAM, b"/", name, redirect=path + b"/" + query)
-    if is_engine_control(method, forward.partition(b"?")[0]):
+    if is_engine_control(method, forward.partition(b"?")[0], memo.catalog.control_words):
         return Route(Kind.UPSTREAM, forward, name, needs_model=True, error=errors.engine_control(_text(forward)))
     return Route(Kind.UPSTREAM, forward, name, needs_model=True, may_start=not _is_ignored(method, forward, memo))
 

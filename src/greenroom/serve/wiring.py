@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
+from urllib.parse import unquote
 
 from greenroom.config.errors import ConfigError, Problem
 from greenroom.config.model import Config, DeviceConfig, ModelConfig
@@ -274,8 +275,16 @@ def catalog_of(config: Config, engines: Mapping[str, Engine]) -> Catalog:
         default_model=config.default_model,
         include_aliases_in_list=config.include_aliases_in_list,
         upstream_ignore_paths=config.upstream_ignore_paths,
+        control_words=control_words(config.models),
         created=int(time.time()),
     )
+
+
+def control_words(models: Sequence[ModelConfig]) -> frozenset[str]:
+    """No client may reach what puts an engine to sleep, also where only the configuration knows which path that is."""
+    calls = [call for model in models if model.sleep_calls for call in (*model.sleep_calls.sleep, *model.sleep_calls.wake)]
+    words = (unquote(call.path.partition("?")[0]).lower().rstrip("/").rpartition("/")[2] for call in calls)
+    return frozenset(word for word in words if word)
 
 
 def route_of(model: ModelConfig, kind: str) -> ModelRoute:
