@@ -185,7 +185,7 @@ wake:
   - {path: /b, method: GET}
   - {path: /c, body: {}}"""
     )
-    assert (model.sleep, model.canary, model.sleep_s_max, model.wake_s_max) == ("2", "auto", 60.0, 60.0)
+    assert (model.sleep, model.canary, model.sleep_s_max, model.wake_s_max) == ("2", "auto", 120.0, 120.0)
     assert model.sleep_calls == SleepConfig(
         sleep=(CallConfig("/sleep?tag=weights", "PUT", {"deep": [1, {"x": None}], "e": 1.5}),),
         wake=(CallConfig("/a"), CallConfig("/b", "GET"), CallConfig("/c", "POST", {})),

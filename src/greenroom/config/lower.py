@@ -23,13 +23,12 @@ from .schema import CallSection, ConfigFile, ContainerSection, DeviceSection, Fi
 IGNORED_PATHS_DEFAULT = (r"\.(?:js|json|css|png|gif|jpe?g|ico|txt)$",)  # what pages of an engine fetch; none of it is worth a start
 PROXY_DEFAULT = "http://127.0.0.1:${PORT}"
 STOP_S_DEFAULT = 10.0
-SLEEP_S_DEFAULT = 60.0
-WAKE_S_DEFAULT = 60.0
 
 
 def lower_model(model_id: str, model: ModelSection, top: ConfigFile, line: int, misconfigured: str = "") -> ModelConfig:
     """One model with what it inherits from the top level filled in."""
     ttl_s = top.globalTTL if model.ttl is None else model.ttl
+    start_s_max = model.healthCheckTimeout or top.healthCheckTimeout  # also of a sleep and a wake: large weights take long to move
     return ModelConfig(
         id=model_id,
         argv=model.cmd,
@@ -46,14 +45,14 @@ def lower_model(model_id: str, model: ModelSection, top: ConfigFile, line: int, 
         proxy=model.proxy or PROXY_DEFAULT,
         check_path=None if model.checkEndpoint == "none" else (model.checkEndpoint or "/health"),
         check_explicit=model.checkEndpoint is not None,
-        start_s_max=model.healthCheckTimeout or top.healthCheckTimeout,
+        start_s_max=start_s_max,
         stop_s_max=model.unloadTimeout or top.unloadTimeout or STOP_S_DEFAULT,
         ttl_s=ttl_s or None,
         sleep_after_s=model.sleep_after or None,
         sleep=str(model.sleep.level) if isinstance(model.sleep, SleepSection) else model.sleep,
         sleep_calls=_sleep_calls(model.sleep, model.wake) if isinstance(model.sleep, SleepSection) else None,
-        sleep_s_max=model.sleep_timeout or SLEEP_S_DEFAULT,
-        wake_s_max=model.wake_timeout or WAKE_S_DEFAULT,
+        sleep_s_max=model.sleep_timeout or start_s_max,
+        wake_s_max=model.wake_timeout or start_s_max,
         canary=model.canary,
         memory_mib=model.memory,
         host_memory_mib=model.host_memory,

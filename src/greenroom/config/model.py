@@ -111,8 +111,8 @@ class ModelConfig:
     sleep_after_s: float | None = None
     sleep: str = "auto"  # off | 1 | 2 | auto
     sleep_calls: SleepConfig | None = None
-    sleep_s_max: float = 60.0  # one sleep; then the engine is ended
-    wake_s_max: float = 60.0  # one wake, all its calls together
+    sleep_s_max: float = 120.0  # one sleep; then the engine is ended
+    wake_s_max: float = 120.0  # one wake, all its calls together
     canary: str = "auto"  # auto: compared after level-2 wakes | always: after every wake | off
     memory_mib: int | None = None  # declared need per device
     host_memory_mib: int | None = None

@@ -625,8 +625,10 @@ class ModelSection(Section):
     devices_count: DevicesCount = Field(default=1, description="Devices used at once (tensor parallel).")
     sleep: Sleep = Field(default="auto", description="Sleep level when memory is wanted, or the engine's own sleep routes.")
     wake: CallOrCalls | None = Field(default=None, description="What wakes an engine whose sleep routes are written out: a call or a list.")
-    sleep_timeout: Positive | None = Field(default=None, description="Longest sleep call; default 60s.")
-    wake_timeout: Positive | None = Field(default=None, description="Longest wake, all its calls together; default 60s.")
+    sleep_timeout: Positive | None = Field(default=None, description="Longest sleep; default the longest start (healthCheckTimeout).")
+    wake_timeout: Positive | None = Field(
+        default=None, description="Longest wake, all its calls together; default the longest start (healthCheckTimeout)."
+    )
     canary: CanaryWhen = Field(default="auto", description="After which wakes a fixed question is asked and compared.")
     sleep_after: Idle | None = Field(default=None, description="Idle time after which it sleeps.")
     pin: Flag = Field(default=False, description="Loaded at start, never evicted.")
