@@ -10,7 +10,8 @@ body, parallel, needs, rerank, ws, models, models_early, warm_s) and residue and
 version=0.32.0     whose behaviour it has                  enforce=0      1: beyond `budget` of the device it is out of memory
 vram=0             MiB awake                               vram_asleep=0  MiB asleep, or one for each level: 1000,800
 weights=           MiB of weights (half of what sleeps)    host_mib=      MiB of RAM for a level-1 copy (the weights)
-host_kept=0        1: the copy stays after the wake        worker=1       0: no worker process; it holds the memory
+host_kept=0        1: the copy stays after the wake        host_real=0    1: the copy is really held in RAM
+worker=1           0: no worker process; it holds the memory itself
 strict=            1: /sleep over a request, or a request to a sleeper, kills it (exit 134): so do versions before 0.17
 crash=exit         exit: it is gone at once with 134 | core: the engine core dies first, as when a worker is killed
 dying_s=0.3        s from the death of the engine core to the end of the server (5 in reality)
@@ -93,7 +94,8 @@ class Vllm(fe.Fake):
     """One running fake server."""
 
     defaults = fe.DEFAULTS | {
-        "version": "0.32.0", "enforce": "0", "vram_asleep": "0", "weights": "", "host_mib": "", "host_kept": "0", "worker": "1",
+        "version": "0.32.0", "enforce": "0", "vram_asleep": "0", "weights": "", "host_mib": "", "host_kept": "0", "host_real": "0",
+        "worker": "1",
         "strict": "", "crash": "exit", "dying_s": "0.3", "sleep_s": "0.02", "wake_s": "0.02", "reload_s": "0.02",
         "stream": "16x0.002", "notice_s": "0", "runner": "", "seed": "0",
         "on_sleep": "", "on_wake": "", "on_wake_kv": "", "on_reload": "", "on_first": "", "on_asleep": "",
@@ -160,7 +162,10 @@ class Vllm(fe.Fake):
 
     def hold(self):
         most = int(self.number_of("budget")) if self.knobs["enforce"] == "1" else None
-        return self.claim(self.holding(), self.host_copy, most)
+        done = self.claim(self.holding(), self.host_copy, most)
+        if done and self.knobs["host_real"] == "1":
+            self.real_copy = bytearray(os.urandom(4096) * 256 * self.host_copy)
+        return done
 
     def claim_at_start(self):
         if self.knobs["worker"] == "1":

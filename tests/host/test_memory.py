@@ -48,6 +48,41 @@ def test_nobody_holds_nothing():
     assert memory.tree_mib([2**22 + 1]) == 0
 
 
+FILE = (
+    "import mmap, os, time; f = os.memfd_create('copy'); os.ftruncate(f, {size} << 20); m = mmap.mmap(f, {size} << 20);"
+    "m.write(b'x' * ({mib} << 20)); {then}os.write(1, b'held\\n'); time.sleep(60)"
+)
+
+
+@pytest.mark.parametrize(
+    ("then", "mib"),
+    [
+        ("m.close(); ", 200),  # a copy that lies there until it is wanted again
+        ("", 0),  # mapped: it is in the resident set already
+        ("m.close(); os.dup(f); os.dup(f); os.fork(); ", 200),  # one file, however many hold it open
+        ("m.close(); os.ftruncate(f, 0); ", 0),  # given back
+        ("os.fork() or m.close(); ", 0),  # somebody maps it
+    ],
+)
+async def test_a_copy_in_a_file_of_memory_that_nobody_maps_is_found(then, mib):
+    """It is in no process's resident set, and takes the RAM all the same; only what was written counts."""
+    async with running(a_launch(python_argv(FILE.format(size=300, mib=200, then=then)))) as process:
+        await printed(process.log, "held")
+        while "fork" in then and process.log.tail(10).count("held") < 2:
+            await printed(process.log, "held")
+            await process.tree_gone(0.01)
+        assert mib <= memory.unmapped_mib(process.tree()) <= mib + 1
+        in_all = memory.tree_mib(process.tree()) + memory.unmapped_mib(process.tree())
+        assert in_all >= (200 if "ftruncate(f, 0)" not in then else 0)
+        assert in_all < 260
+
+
+def test_nobody_holds_no_files():
+    """Pids that are gone count as zero."""
+    assert memory.unmapped_mib([]) == 0
+    assert memory.unmapped_mib([2**22 + 1]) == 0
+
+
 async def test_a_large_tree_is_measured_cheaply(monkeypatch):
     """Above the limit the exact share is not asked for: its cost grows with the memory held."""
     asked = []

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import greenroom.shell.watch as watch_module
-from greenroom.core.facts import Cause, MemoryMeasured
+from greenroom.core.facts import Cause, MemoryMeasured, State
 from greenroom.engines.base import DeviceRef
 from greenroom.host.gpus import GpuError, GpuSample
-from greenroom.shell.watch import STALL_PROBES, Sampler, StallGuard
+from greenroom.shell.watch import STALL_PROBES, DozeWatch, Sampler, StallGuard
 
 GPU = DeviceRef("gpu0", "gpu", "nvidia", "GPU-aaaa", 0, 80_000)
 RAM = DeviceRef("ram", "ram", total_mib=64_000)
@@ -64,7 +64,7 @@ def an_engine(model: str, device: DeviceRef, *, stall_s: float | None = None, bu
 class FakeCrew:
     def __init__(self, *engines: Any) -> None:
         self.running = {each.model: each for each in engines}
-        self.stage = SimpleNamespace(devices={"gpu0": GPU, "ram": RAM})
+        self.stage = SimpleNamespace(devices={"gpu0": GPU, "ram": RAM}, booked_only=frozenset(), dozers=frozenset({"a"}))
         self.ended: list[tuple[str, Cause, str]] = []
 
     async def end(self, model: str, generation: int, cause: Cause, why: str) -> None:
@@ -116,6 +116,17 @@ async def test_a_lost_gpu_is_said_once_and_the_rest_is_measured(caplog: pytest.L
     assert caplog.text.count("cannot be measured any more") == 1
 
 
+async def test_a_device_that_is_only_booked_is_not_looked_at() -> None:
+    """`probe: none` holds for host RAM too: what this machine has free says nothing then."""
+    crew = FakeCrew(an_engine("a", RAM))
+    crew.stage.booked_only = frozenset({"ram"})
+    sampler, shell = a_sampler(crew, GpuSample(0, {}))
+    await sampler.sample()
+
+    assert [each.device for each in shell.posted] == ["gpu0"]
+    assert await sampler.look([RAM]) == ()
+
+
 async def test_one_bad_look_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A fault nobody thought of is logged, and the next sample comes."""
     sampler, shell = a_sampler(FakeCrew(), GpuSample(0, {}))
@@ -135,6 +146,82 @@ async def test_one_bad_look_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch,
     running.cancel()
 
     assert "odd /proc" in caplog.text
+
+
+# ---------------------------------------------------------------------------------------------------------------- dozes
+
+
+class Dozers:
+    """A watch over one engine that may fall asleep by itself; its looks are counted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, report: Any, *, then: State = State.ASLEEP) -> None:
+        self.shell, self.engine, self.report, self.looks = FakeShell(), an_engine("a", GPU), report, 0
+        self.state, self.then = State.READY, then
+        self.shell.scheduler = SimpleNamespace(state_of=lambda model: self.state)  # type: ignore[attr-defined]
+        self.crew = FakeCrew(self.engine)
+        self.crew.dozes = self.dozes  # type: ignore[attr-defined]
+        monkeypatch.setattr(watch_module, "DOZE_LOOK_S", 0.0)
+
+    async def dozes(self, running: Any) -> Any:
+        self.looks += 1
+        if isinstance(self.report, Exception):
+            raise self.report
+        if self.report is not None:
+            running.asleep, self.state = 1, self.then
+        return self.report
+
+    async def watched(self, looks: int = 2) -> None:
+        task = asyncio.ensure_future(DozeWatch(self.shell, self.crew).run())  # type: ignore[arg-type]
+        for _ in range(200):
+            await asyncio.sleep(0)
+            if self.looks >= looks:
+                break
+        task.cancel()
+
+
+async def test_one_that_dozes_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on it is not asked any more: it sleeps."""
+    dozers = Dozers(monkeypatch, "asleep")
+    await dozers.watched()
+
+    assert (dozers.shell.posted, dozers.looks, dozers.engine.asleep) == (["asleep"], 1, 1)
+
+
+async def test_one_that_was_woken_meanwhile_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler had let somebody in: the word came too late."""
+    dozers = Dozers(monkeypatch, "asleep", then=State.READY)
+    await dozers.watched()
+
+    assert (dozers.looks, dozers.engine.asleep) == (2, 0)
+
+
+@pytest.mark.parametrize("state", [State.STARTING, State.DRAINING, State.ASLEEP, State.STOPPING])
+async def test_only_a_ready_one_is_asked(monkeypatch: pytest.MonkeyPatch, state: State) -> None:
+    """Nothing else can have fallen asleep unnoticed."""
+    dozers = Dozers(monkeypatch, "asleep")
+    dozers.state = state
+    await dozers.watched()
+
+    assert (dozers.looks, dozers.shell.posted) == (0, [])
+
+
+@pytest.mark.parametrize("change", [{"ready": False}, {"asleep": 1}, {"model": "b"}])
+async def test_nor_one_that_cannot_doze(monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]) -> None:
+    """Not ready, asleep already, or of a kind that never does."""
+    dozers = Dozers(monkeypatch, "asleep")
+    vars(dozers.engine).update(change)
+    await dozers.watched()
+
+    assert dozers.looks == 0
+
+
+async def test_a_look_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, and asked again."""
+    dozers = Dozers(monkeypatch, ValueError("odd answer"))
+    await dozers.watched()
+
+    assert (dozers.looks, dozers.shell.posted) == (2, [])
+    assert "odd answer" in caplog.text
 
 
 # --------------------------------------------------------------------------------------------------------------- stalls

@@ -45,6 +45,7 @@ STATUS_S_WORST = 1.5  # ... of a single sample on a starved machine
 STARVED_S = 0.03  # the poller itself woke this much too late: its sample says nothing about the server
 POLL_S = 0.04
 READ_BYTES = 1 << 18
+PLENTY_MIB = 1 << 20  # host RAM for all sleepers
 CONTROL = frozenset({"/sleep", "/wake_up", "/collective_rpc", "/reset_prefix_cache", "/pause", "/resume"})
 GARBAGE = "!"  # in the text of a fake vLLM without its weights, and in no other
 
@@ -379,8 +380,11 @@ class Rig:
     def write_config(self, models: Mapping[str, Fake | Mapping[str, Any]], **extra: Any) -> None:
         """Write greenroom.yaml; a running server takes it on `reload()`."""
         self._extra |= extra
+        devices = {DEVICE: {"memory": f"{self.budget_mib}MiB", "headroom": "0MiB", "probe": "none"}}
+        if any(isinstance(model, FakeVllm) for model in models.values()):
+            devices["ram"] = {"memory": f"{PLENTY_MIB}MiB", "headroom": "0MiB", "probe": "none"}  # whatever this machine has
         document = {
-            "devices": {DEVICE: {"memory": f"{self.budget_mib}MiB", "headroom": "0MiB", "probe": "none"}},
+            "devices": devices,
             "startPort": 20_000 + os.getpid() * 40 % 20_000,
             "models": {name: model.entry(name, self) if isinstance(model, Fake) else dict(model) for name, model in models.items()},
             **self._extra,

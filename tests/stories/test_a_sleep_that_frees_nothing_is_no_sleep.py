@@ -16,7 +16,7 @@ ON_CARD = {"device": "gpu0"}
 @pytest.mark.parametrize("level", [1, 2])
 async def test_it_is_stopped_instead_and_sleep_is_switched_off(tmp_path: Path, level: int) -> None:
     """Who needs the room gets it, by a stop; status says that sleep is off and how much it gave back.  From then on it is stopped."""
-    models = {"a": vllm(sleep=level, on_sleep="no_free", config=ON_CARD), "b": vllm(sleep=level, config=ON_CARD)}
+    models = {"a": vllm(weights=500, sleep=level, on_sleep="no_free", config=ON_CARD), "b": vllm(weights=500, sleep=level, config=ON_CARD)}
     card = Card(tmp_path, CARD)
     async with card.rig(models, budget_mib=10_000, config=CONFIG) as rig:
         await rig.warm("a")
@@ -34,7 +34,7 @@ async def test_it_is_stopped_instead_and_sleep_is_switched_off(tmp_path: Path, l
 async def test_an_operator_who_asks_for_it_is_told(tmp_path: Path) -> None:
     """409 with both sizes, instead of a sleeper that holds everything."""
     card = Card(tmp_path, CARD)
-    async with card.rig({"a": vllm(sleep=1, on_sleep="no_free", config=ON_CARD)}, budget_mib=10_000, config=CONFIG) as rig:
+    async with card.rig({"a": vllm(weights=500, sleep=1, on_sleep="no_free", config=ON_CARD)}, budget_mib=10_000, config=CONFIG) as rig:
         await rig.warm("a")
         told = await rig.put_to_sleep("a")
         assert (told.status, "gave back 0 MiB of 7.8 GiB" in told.error["message"]) == (409, True)

@@ -20,7 +20,7 @@ FOREIGN_PID = 4242
 
 
 def on_card(vram: int, level: int, **knobs: Any) -> Fake:
-    return vllm(vram, 1000, sleep=level, enforce=1, config={"device": "gpu0"}, **knobs)
+    return vllm(vram, 1000, weights=500, sleep=level, enforce=1, config={"device": "gpu0"}, **knobs)
 
 
 def takes(card: Card, rig: Rig, mib: int) -> None:

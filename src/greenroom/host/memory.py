@@ -49,13 +49,14 @@ def tree_mib(pids: Iterable[int]) -> int:
 
 def unmapped_mib(pids: Iterable[int]) -> int:
     """RAM these processes hold in anonymous files (memfd) that no process maps: it is in nobody's resident set."""
-    seen: dict[int, int] = {}  # inode -> bytes
+    pids = list(pids)
+    files: dict[int, int] = {}  # inode -> bytes
     for pid in pids:
-        files = _memory_files(pid)
-        if files:
-            mapped = {int(line.split()[4]) for line in _maps(pid) if b"/memfd:" in line}
-            seen.update({inode: size for inode, size in files.items() if inode not in mapped})
-    return sum(seen.values()) // MIB
+        files |= _memory_files(pid)
+    if files:
+        mapped = {int(line.split()[4]) for pid in pids for line in _maps(pid) if b"/memfd:" in line}
+        files = {inode: size for inode, size in files.items() if inode not in mapped}
+    return sum(files.values()) // MIB
 
 
 def _memory_files(pid: int) -> dict[int, int]:
