@@ -164,6 +164,28 @@ def test_a_sleep_that_host_ram_has_no_room_for_is_refused() -> None:
     assert [answer for _, answer in answers(rig.wishes("a", Operation.SLEEP, level=1))] == ["no_room"]
 
 
+def test_a_refused_sleep_names_the_level_that_would_do() -> None:
+    """With what it would hold and what there is."""
+    rig = Rig(model("a", sleep=(LEVEL_1, LEVEL_2)), devices=(gpu(), ram(1000)))
+    rig.warms("a")
+    (refusal,) = only(rig.wishes("a", Operation.SLEEP, level=1), Refuse)
+
+    assert refusal.message == (
+        "a would hold 2.9 GiB of host RAM at level 1, and 1000 MiB are free for sleepers; put it to sleep at level 2 instead"
+    )
+
+
+def test_a_sleeper_does_not_change_its_level() -> None:
+    """It would have to be woken for that."""
+    rig = Rig(model("a", sleep=(LEVEL_1, LEVEL_2)))
+    rig.warms("a")
+    rig.wishes("a", Operation.SLEEP, level=1)
+    rig.is_asleep("a")
+
+    assert answers(rig.wishes("a", Operation.SLEEP, level=2)) == [(rig.last, "asleep")]
+    assert answers(rig.wishes("a", Operation.SLEEP, level=1)) == [(rig.last, "a is asleep at level 1")]
+
+
 def test_a_sleep_overtaken_by_an_unload_is_answered_too() -> None:
     """The model is gone: 409 for the one, done for the other."""
     rig = Rig(model("a", sleep=(LEVEL_1,)))

@@ -47,6 +47,7 @@ def device(view: DeviceView) -> dict[str, Any]:
         "outside_mib": view.outside_mib,
         "holder": view.holder,
         "lane": view.lane,
+        "available_mib": view.available_mib,
     }
 
 

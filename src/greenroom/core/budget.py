@@ -41,12 +41,14 @@ class Pool:
 
     def takes(self, mib: int, floor_mib: int) -> bool:
         """Whether a sleeper's copy may grow by `mib`: room in the book, and really there above the floor."""
-        if self.free_mib < mib:
-            return False
+        return self.spare_mib(floor_mib) >= mib
+
+    def spare_mib(self, floor_mib: int) -> int:
+        """MiB that sleepers' copies may still take; negative when there is less than the floor."""
         if self.available_mib is None:
-            return True
+            return self.free_mib
         promised = max(0, self.booked_mib - self.held_then_mib)  # booked, and not taken yet
-        return self.available_mib - promised - floor_mib >= mib
+        return min(self.free_mib, self.available_mib - promised - floor_mib)
 
     def outside_counted_mib(self, outside_mib: int) -> int:
         spare = max(0, (self.device.total_mib or self.device.capacity_mib) - self.device.capacity_mib)

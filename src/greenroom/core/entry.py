@@ -131,6 +131,6 @@ class Entry:
         return self.costs.up(self.model)
 
     def idle_for(self, now: float) -> float | None:
-        if self.instance.state is not State.READY or self.instance.busy or self.queue:
+        if self.instance.state not in (State.READY, State.ASLEEP) or self.instance.busy or self.queue:
             return None
         return now - self.instance.idle_at

@@ -377,7 +377,7 @@ def fell_asleep(stage: Stage, entry: Entry, report: InstanceReported) -> None:
     if before is State.GOING_TO_SLEEP and measured and held_mib - residue <= USELESS_SHARE * held_mib:
         freed = max(0, held_mib - residue)
         why = f"its sleep at level {level} gave back {gib(freed)} of {gib(held_mib)}"
-        switch_sleep_off(stage, entry, f"{why}; it is stopped instead")
+        switch_sleep_off(stage, entry, why)
         stage.deny(entry, 409, "sleep_failed", f"{entry.id} cannot sleep: {why}")
         send_off(stage, entry, 0, why)
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .entry import Entry, Wish
-from .facts import Done, Model, Operation, OperatorAsked, Refuse, SetupChanged, State
+from .facts import Done, Model, Operation, OperatorAsked, Refuse, SetupChanged, SleepTier, State
 from .moves import depart, dispatch, gib, send_off, span
 from .placement import fall_level, host_takes, is_idle
 from .queue import Waiting
@@ -87,24 +87,39 @@ def _sleep(stage: Stage, entry: Entry, event: OperatorAsked) -> None:
         if entry.queue and entry.queue.only_quiet:  # what would wake it again, for nobody
             for ghost in entry.queue.drain():
                 stage.leave_queue(entry, ghost)
-        stage.say(Done(event.request, f"{entry.id} is asleep at level {entry.instance.level}"))
+        at = entry.instance.level
+        if event.level not in (None, at):
+            text = f"{entry.id} is asleep at level {at} already; wake it first to put it to sleep at level {event.level}"
+            stage.say(Refuse(event.request, 409, "asleep", text))
+        else:
+            stage.say(Done(event.request, f"{entry.id} is asleep at level {at}"))
         return
+    again = ""
     if entry.sleep_off:  # the operator knows better: it has the first try again
-        entry.sleep_off = ""
+        entry.sleep_off, again = "", ". It may sleep again from now on"
         entry.sleep_faults.clear()
     level = event.level or fall_level(stage, entry) or next((tier.level for tier in entry.tiers), 0)
     tier = next((tier for tier in entry.tiers if tier.level == level), None)
     if tier is None:
         stage.say(Refuse(event.request, 409, "cannot_sleep", _cannot_sleep(entry, event.level)))
     elif entry.state not in (State.READY, State.DRAINING, State.GOING_TO_SLEEP):
-        stage.say(Refuse(event.request, 409, "not_ready", f"{entry.id} is {entry.state.value}; only a ready model can be put to sleep"))
+        stage.say(
+            Refuse(event.request, 409, "not_ready", f"{entry.id} is {entry.state.value}; only a ready model can be put to sleep{again}")
+        )
     elif not host_takes(stage, entry, tier):
-        text = f"{entry.id} would hold {gib(entry.costs.copy(tier))} of host RAM at level {level}, which has less free; unload it instead"
-        stage.say(Refuse(event.request, 409, "no_room", text))
+        stage.say(Refuse(event.request, 409, "no_room", _no_ram(stage, entry, tier)))
     else:
         entry.wishes.append(Wish(event.request, Operation.SLEEP))
         entry.order, entry.order_level = "sleep", level
         stage.ordered[entry.id] = entry
+
+
+def _no_ram(stage: Stage, entry: Entry, tier: SleepTier) -> str:
+    spare_mib = max(0, stage.book.pools["ram"].spare_mib(stage.policy.ram_floor_mib))
+    other = next((other for other in entry.tiers if other is not tier and host_takes(stage, entry, other)), None)
+    instead = "unload it" if other is None else f"put it to sleep at level {other.level}"
+    held = f"would hold {gib(entry.costs.copy(tier))} of host RAM at level {tier.level}"
+    return f"{entry.id} {held}, and {gib(spare_mib)} are free for sleepers; {instead} instead"
 
 
 def _cannot_sleep(entry: Entry, level: int | None) -> str:

@@ -593,6 +593,7 @@ class Scheduler:
             pool.outside_mib,
             pool.holder,
             lane,
+            pool.available_mib,
         )
 
     def _view_model(self, entry: Entry) -> ModelView:
@@ -636,7 +637,7 @@ class Scheduler:
             entry.sleeps,
             entry.wake_failures,
             tuple(tier.level for tier in entry.tiers),
-            entry.sleep_off or entry.model.no_sleep,
+            entry.sleep_off or ("" if entry.model.doze is not None else entry.model.no_sleep),
             tiers_learned(entry),
             entry.last_error,
             blocked_by(stage, entry),

@@ -63,6 +63,7 @@ class DeviceView:
     outside_mib: int
     holder: str
     lane: str  # the model whose transition holds the device's lane, or ""
+    available_mib: int | None = None  # host RAM: what could really be taken at the last sample
 
 
 @dataclass(frozen=True, slots=True)

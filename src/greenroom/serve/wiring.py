@@ -216,7 +216,7 @@ def lower_model(
         priority=Priority(model.priority),
         sleep=tiers,
         doze=doze,
-        no_sleep="" if tiers or doze is not None else engine.no_sleep(),
+        no_sleep="" if tiers else engine.no_sleep(),
         sleep_after_s=model.sleep_after_s,
         ttl_s=model.ttl_s,
         up_s=learned.up_s if learned is not None and learned.up_s is not None else costs.up_s,
