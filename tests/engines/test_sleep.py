@@ -376,7 +376,7 @@ def test_weights_in_a_containers_cache_are_found_through_its_volumes(empty_hub: 
     """Not this machine's cache unless it is mounted."""
     in_hub(empty_hub, "o/m", 1_024)
     in_hub(tmp_path / "cache" / "huggingface" / "hub", "o/m", 2_048)
-    mounted = ContainerConfig("docker", "img", (), (f"{tmp_path}/cache:/root/.cache",))
+    mounted = ContainerConfig("docker", "img", (), (f"{tmp_path}/cache:{Path('/root', '.cache')}",))
 
     engine = an_engine(VLLM, container=mounted, memory_mib=1)
     assert engine.costs(engine.estimate([GPU0])).tiers[0].host_mib == 3_072 + 2_048

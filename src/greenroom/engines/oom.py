@@ -104,7 +104,7 @@ ROWS: tuple[Row, ...] = (
     Row("vllm", D, r"Error in memory profiling"),
     Row("vllm", L, r"CUDA out of memory occurred when warming up (?:sampler|pooler)"),
     Row("vllm", D, r"Memory usage increased after sleeping"),
-    Row("vllm", W, r"CUDA Error: out of memory at .*cumem"),
+    Row("vllm", W, r"CUDA Error: out of memory at "),
     Row("vllm", X, r"CUDA Error: invalid argument at .*cumem"),  # a second wake over what the first one left
     Row("vllm", H, r"Worker proc .* died unexpectedly \(exit code: -9\)"),
     Row("vllm", WRAP, r"Worker proc .* died unexpectedly"),

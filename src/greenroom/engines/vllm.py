@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from greenroom.core.facts import SleepTier
 from greenroom.engines.base import AsleepCheck, Call, Canary, DeviceRef, Estimate, SleepRecipe
-from greenroom.engines.generic import CANARY_TEXT, Generic, canary, in_ram, json_body
+from greenroom.engines.generic import CANARY_TEXT, CANARY_TOKENS, Generic, canary, in_ram, json_body
 
 UTILIZATION_DEFAULT = 0.92  # 0.9 up to about 0.19; the larger is the safer guess
 MAX_NUM_SEQS_DEFAULT = 256
@@ -241,8 +241,15 @@ class Vllm(Generic):
         )
 
     def own_canaries(self) -> tuple[Canary, ...]:
-        body = {"model": self.request_name(), "input": CANARY_TEXT}
-        return (*super().own_canaries(), canary("/classify", body, "data.0.probs"))
+        name = self.request_name()
+        # Tokens by number first: what they spell may be nothing that can be shown.
+        numbers = {"prompt": CANARY_TEXT, "logprobs": 1, "return_tokens_as_token_ids": True}
+        tokens = {"model": name, "max_tokens": CANARY_TOKENS, "temperature": 0, "seed": 0, **self.canary_extras, **numbers}
+        return (
+            canary("/v1/completions", tokens, "choices.0.logprobs.tokens"),
+            *super().own_canaries(),
+            canary("/classify", {"model": name, "input": CANARY_TEXT}, "data.0.probs"),
+        )
 
 
 def tiers_of(levels: Sequence[int], weights_mib: int, residue_mib: int, host_mib: int) -> tuple[SleepTier, ...]:
