@@ -79,6 +79,20 @@ def test_one_that_dies_of_its_first_request_after_a_wake_was_not_woken_well() ->
         rig.waits(60)
 
 
+def test_a_victim_without_room_for_its_copy_says_so() -> None:
+    """Why it is stopped, or why it takes the longer way back."""
+    devices = (gpu(), ram(1000))
+    stops = Rig(model("a", 6000, sleep=(LEVEL_1,)), model("b", 6000), devices=devices, early_sleep_s=None)
+    drops = Rig(model("a", 6000, sleep=(LEVEL_1, LEVEL_2)), model("b", 6000), devices=devices, early_sleep_s=None)
+    for rig, how in ((stops, "unloaded: b needed"), (drops, "put to sleep (level 2): b needed")):
+        rig.warms("a")
+        rig.waits(60)
+        rig.asks("b")
+        rig.waits(60)
+        told = [text for _, text in rig.entry("a").story if text.startswith(how)]
+        assert ["host RAM has no room for the 2.9 GiB it would hold at level 1" in text for text in told] == [True]
+
+
 def test_one_that_answered_since_its_wake_and_died_later_has_crashed() -> None:
     """Its sleep is not to blame."""
     rig = crowded()

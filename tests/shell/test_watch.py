@@ -67,6 +67,9 @@ class FakeCrew:
         self.stage = SimpleNamespace(devices={"gpu0": GPU, "ram": RAM}, booked_only=frozenset(), dozers=frozenset({"a"}))
         self.ended: list[tuple[str, Cause, str]] = []
 
+    def config_of(self, running: Any) -> Any:
+        return running.engine.config
+
     async def end(self, model: str, generation: int, cause: Cause, why: str) -> None:
         self.ended.append((model, cause, why))
 

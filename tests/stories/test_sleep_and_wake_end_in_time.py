@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from .rig import Rig, vllm
+from .rig import Rig, until, vllm
 
 LIMIT_S = 0.6
 SLACK_S = 6.0
@@ -36,3 +36,17 @@ async def test_a_wake_that_takes_too_long_is_a_cold_start(tmp_path: Path, level:
         assert (reply.done, reply.headers["x-greenroom-start"]) == (True, "cold")
         assert LIMIT_S - 0.05 <= started - begun < LIMIT_S + SLACK_S
         assert (await rig.model("a"))["wake_failures"] == 1
+
+
+async def test_a_new_limit_holds_for_an_engine_that_sleeps_already(tmp_path: Path) -> None:
+    """A reload that changes only times starts nothing anew, and its times hold from then on."""
+    model = vllm(sleep=1, on_wake="hang*1")
+    async with Rig(tmp_path, {"a": model}) as rig:
+        await rig.warm("a")
+        await rig.put_to_sleep("a")
+        rig.write_config({"a": vllm(sleep=1, on_wake="hang*1", config={"wake_timeout": f"{LIMIT_S}s"})})
+        rig.reload()
+        await until(lambda: any("configuration read again" in line for line in rig.output), "the reload")
+        assert (await rig.model("a"))["state"] == "asleep"
+        reply = await rig.chat("a")
+        assert (reply.done, reply.took_s < LIMIT_S + SLACK_S, rig.starts("a")) == (True, True, 2)

@@ -41,7 +41,8 @@ async def test_the_third_copy_is_not_made(tmp_path: Path, sleep: str | int, thir
         assert reply.headers["x-greenroom-start"] == "wake"
         assert await host_mib(rig) == {"x": ("ready", 0, 3072), "y": ("asleep", 1, COPY_MIB), "z": third}
         told = await rig.why("z")
-        assert ("level 2" in told, "unloaded: x needed" in told) == (third[0] == "asleep", third[0] == "stopped")
+        assert ("put to sleep (level 2): x needed" in told, "unloaded: x needed" in told) == (third[0] == "asleep", third[0] == "stopped")
+        assert "host RAM has no room for the 19.6 GiB it would hold at level 1" in told
         assert max(line["total_host_mib"] for line in rig.journal(event="claim")) == 2 * 17_000
     assert card.over == []
 

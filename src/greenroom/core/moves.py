@@ -10,7 +10,7 @@ from .facts import Admit, Done, InstanceReported, Sleep, SleepTier, Start, State
 from .placement import ABSENT, Choice, fall_level, host_takes, leave_s, loss_s
 from .queue import Waiting
 from .residency import FALLING, HOME, RISING, SERVING
-from .stage import EPSILON_S, Admission, Move, Phase, Stage
+from .stage import EPSILON_S, NEVER, Admission, Move, Phase, Stage
 
 TOLD_GROWTH = 1.1  # a growing engine is told of again when it holds a tenth more
 USELESS_SHARE = 0.1  # a sleep that gives back less of what was held is none
@@ -239,6 +239,8 @@ def send_off(stage: Stage, entry: Entry, level: int, why: str, *, evicted: bool 
         level = fall_level(stage, entry)
         tier = entry.tier(level)
     back = f"back in about {span(loss_s(entry, level) - leave_s(entry, level))}"
+    if evicted or level:
+        why += _for_want_of_ram(stage, entry, level)
     if tier is not None and entry.state in SERVING:
         needs = dict(held)
         copy = entry.costs.copy(tier)
@@ -258,6 +260,18 @@ def send_off(stage: Stage, entry: Entry, level: int, why: str, *, evicted: bool 
         stage.say(Stop(entry.id, instance.generation, why, freed))
     if entry.queue:
         stage.waiting.add(entry)
+
+
+def _for_want_of_ram(stage: Stage, entry: Entry, level: int) -> str:
+    """A clause where host RAM kept it from sleeping, or from a level with a quicker way back."""
+    if entry.state not in SERVING:
+        return ""
+    chosen = entry.tier(level)
+    back_s = NEVER if chosen is None else entry.costs.waking(chosen)
+    for tier in entry.tiers:
+        if tier.level != level and entry.costs.waking(tier) < back_s and not host_takes(stage, entry, tier):
+            return f" (host RAM has no room for the {gib(entry.costs.copy(tier))} it would hold at level {tier.level})"
+    return ""
 
 
 def _cancel_unwanted(stage: Stage, move: Move) -> bool:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from greenroom.config.model import ModelConfig
 from greenroom.core.facts import Cause, InstanceReported, MemoryMeasured, Sleep, Start, State, Stop, Verify, Wake
 from greenroom.engines.base import DeviceRef, Engine, Launch
 from greenroom.host.calls import Line
@@ -272,7 +273,7 @@ class HostCrew:
 
     async def _not_ready(self, running: Running, exc: NotReady) -> InstanceReported:
         """The start failed: end what is left of it and say why."""
-        config = running.engine.config
+        config = self.config_of(running)
         ended_by_itself = running.process.exited
         code = running.process.exit.code if running.process.exit is not None else None
         running.stopping = True
@@ -306,7 +307,7 @@ class HostCrew:
         if running.stopping:
             return None  # it broke meanwhile: whoever ends it reports
         running.stopping = True
-        config = running.engine.config
+        config = self.config_of(running)
         outcome = await stop(
             running.process, grace_s=config.stop_s_max, stop_argv=running.launch.stop_argv, on_signal=self._note_signal(running)
         )
@@ -407,7 +408,7 @@ class HostCrew:
         recipe = running.engine.sleep_recipe(action.level, running.sleeper.version)
         try:
             with self._listening(running):
-                await running.sleeper.fall_asleep(recipe, running.engine.config.sleep_s_max)
+                await running.sleeper.fall_asleep(recipe, self.config_of(running).sleep_s_max)
         except Trouble as exc:
             return await self.end(action.model, action.generation, Cause.SLEEP_FAILED, exc.why)
         if running.stopping:
@@ -442,7 +443,7 @@ class HostCrew:
         running = self._current(action.model, action.generation)
         if running is None or running.sleeper is None:
             return await self.end(action.model, action.generation, Cause.WAKE_FAILED, "it has no wake calls")
-        began_at, sleeper, limit_s = self._clock(), running.sleeper, running.engine.config.wake_s_max
+        began_at, sleeper, limit_s = self._clock(), running.sleeper, self.config_of(running).wake_s_max
         recipe = running.engine.sleep_recipe(action.level, sleeper.version)
         try:
             with self._listening(running):
@@ -532,7 +533,7 @@ class HostCrew:
         if running is None or running.stopping:
             return None
         running.stopping = True
-        grace_s = STALLED_GRACE_S if cause is Cause.STALLED else min(STALLED_GRACE_S, running.engine.config.stop_s_max)
+        grace_s = STALLED_GRACE_S if cause is Cause.STALLED else min(STALLED_GRACE_S, self.config_of(running).stop_s_max)
         code = running.process.exit.code if running.process.exit is not None else None
         lines = last_words(running)
         outcome = await stop(running.process, grace_s=grace_s, stop_argv=(), on_signal=self._note_signal(running))
@@ -590,6 +591,10 @@ class HostCrew:
         return held_mib(running, running.process.tree())
 
     # ------------------------------------------------------------------ small things
+
+    def config_of(self, running: Running) -> ModelConfig:
+        """What holds now: a reload may have changed its limits without starting it anew."""
+        return self.stage.engines.get(running.model, running.engine).config
 
     def _current(self, model: str, generation: int) -> Running | None:
         running = self.running.get(model)

@@ -163,7 +163,7 @@ class StallGuard:
         if oldest is None:
             self._misses.pop(key, None)
             return
-        config = running.engine.config
+        config = self._crew.config_of(running)
         silent_s = self._shell.clock() - oldest
         if config.busy_s_max is not None and silent_s > config.busy_s_max:
             self._end(running, f"no byte for {silent_s:.0f} s on a request (busy_timeout {config.busy_s_max:g} s)")
