@@ -168,7 +168,7 @@ def make_devices(rng: random.Random) -> tuple[Device, ...]:
 
 
 def make_tiers(rng: random.Random, need: int, up_s: float) -> tuple[SleepTier, ...]:
-    if rng.random() > 0.45:
+    if rng.random() > 0.6:
         return ()
     one = SleepTier(1, rng.randint(30, 400), need, max(0.1, need / 4000), 0.1 + need / 20000)
     two = SleepTier(2, rng.randint(30, 300), 50, 0.2, 0.5 + up_s / 3)
@@ -226,7 +226,7 @@ def make_model(rng: random.Random, name: str, devices: Sequence[Device], may_pin
         priority=rng.choice((Priority.INTERACTIVE, Priority.INTERACTIVE, Priority.BATCH)),
         sleep=tiers,
         doze=SleepTier(1, rng.randint(30, 400), 0, 0.0, 0.1 + need / 4000) if dozes else None,
-        sleep_after_s=rng.choice((None, None, 5.0, 30.0)),
+        sleep_after_s=rng.choice((None, 1.0, 5.0, 30.0)) if tiers else rng.choice((None, 5.0)),
         ttl_s=None if pinned else rng.choice((None, None, 10.0, 60.0)),
         up_s=up_s * rng.choice((0.25, 1.0, 1.0, 4.0)),
         down_s=down_s,

@@ -49,6 +49,7 @@ class Resident:
 
     __slots__ = (
         "device",
+        "from_sleep",
         "gated",
         "idle_at",
         "last_at",
@@ -76,6 +77,7 @@ class Resident:
         self.left_at = -NEVER  # when it last stopped being ready
         self.to_sleep = False
         self.level = 1  # asleep, or on its way there
+        self.from_sleep = False  # leaving: out of sleep, so it holds no more than its residue
         self.moves = 0  # the end of an abandoned move is told by its number
 
     def copy(self) -> Resident:
@@ -183,9 +185,9 @@ class World:
         total = 0
         for model, resident in zip(self.models, self.residents, strict=True):
             if resident.device == device:
-                if resident.phase >= Phase.LEAVING:
+                if resident.phase >= Phase.LEAVING and not resident.from_sleep:
                     total += model.need_mib
-                elif resident.phase is Phase.ASLEEP:
+                elif resident.phase is not Phase.COLD:
                     total += model.tier(resident.level).residue_mib
         return total
 
@@ -264,7 +266,8 @@ class World:
         resident, model = self.residents[number], self.models[number]
         assert resident.running == 0, f"{model.name} has requests in flight"
         took_s = model.tier(level).sleep_s if to_sleep else model.down_s
-        resident.to_sleep, resident.level = to_sleep, level
+        resident.from_sleep = resident.phase is Phase.ASLEEP
+        resident.to_sleep, resident.level = to_sleep, level if to_sleep else resident.level
         resident.moves += 1
         if resident.phase is Phase.READY:
             resident.left_at = self.now
@@ -285,7 +288,7 @@ class World:
         if resident.phase is Phase.COLD:
             up_s *= 1 + self.contend * self.rising  # cold starts beside one another share disk and bus
         resident.to_sleep = resident.phase is Phase.ASLEEP  # its copy stays until it is awake
-        resident.phase, resident.device = Phase.RISING, device
+        resident.phase, resident.device, resident.from_sleep = Phase.RISING, device, False
         resident.starts += 1
         resident.moves += 1
         self.rising += 1

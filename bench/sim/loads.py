@@ -289,6 +289,39 @@ def six_overloaded(seed: int = 7, *, seconds: float = 600) -> Load:
     return Load(models, tuple(sorted(requests, key=lambda r: r.not_before_s)), (1500,), until_s=seconds)
 
 
+def five(seed: int, *, seconds: float = 3600) -> Load:
+    """Five models of one size, Zipf, on a card for two of them and what the others leave there while they sleep."""
+    models = [SimModel(f"m{n}", 16 * GIB, 25.0, 1.0, 8, 2.5) for n in range(5)]
+    return zipf(models, [3.0] * 5, 0.3, seconds, seed, 38 * GIB)
+
+
+FIVE_RAM_MIB = int(2 * WEIGHTS_SHARE * 16 * GIB) + 1  # two copies
+
+
+def whole_card(seed: int) -> Load:
+    """Two to six models that sleep in any way, and a rare one that needs the whole card: residues must go for it."""
+    rng = random.Random(f"whole card {seed}")
+    capacity = rng.choice((1000, 3000, 24_000))
+    models = [SimModel("whole", capacity, rng.choice((1.0, 5.0, 20.0)) * rng.uniform(0.5, 1.5), 0.5, 8)]
+    for n in range(rng.randint(2, 6)):
+        need, up_s = int(capacity * rng.uniform(0.2, 0.9)), rng.choice((0.5, 2.0, 10.0)) * rng.uniform(0.5, 1.5)
+        residue = int(need * rng.choice((0.02, 0.05, 0.3)))
+        one = SimTier(1, rng.uniform(0.02, 0.3) * up_s, 0.1 * up_s, residue, need)
+        two = SimTier(2, 0.1, 0.4 * up_s, int(residue * rng.uniform(0.5, 1.0)), 10)
+        tiers = rng.choice(((one,), (one, two), (two,), ()))
+        best = tiers[0] if tiers else SimTier(0, 0.0, 0.0, 0)
+        slots = rng.choice((1, 2, 8))
+        sleep_s = best.sleep_s if tiers else None
+        models.append(SimModel(f"m{n}", need, up_s, 0.3, slots, 0.1 * up_s, sleep_s, best.wake_s, best.residue_mib, tiers))
+    seconds = rng.choice((60.0, 120.0))
+    requests: list[SimRequest] = list(every(0, rng.uniform(0, 20), rng.uniform(15, 60), seconds, 1.0))
+    for n, model in enumerate(models[1:], start=1):
+        service_s = rng.choice((0.1, 0.5, 2.0))
+        requests.extend(poisson(rng, n, rng.choice((0.1, 0.5, 1.5 * model.slots / service_s)), seconds, service_s))
+    ram_mib = rng.choice((None, 0, capacity, 2 * capacity))
+    return Load(tuple(models), tuple(sorted(requests, key=lambda r: r.not_before_s)), (capacity,), until_s=seconds, ram_mib=ram_mib)
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     name: str

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from bench.sim.bounds import bound_of
 from bench.sim.engine import Phase, Rules, World
-from bench.sim.loads import Load, SimModel, SimRequest, six_overloaded, two_overloaded
+from bench.sim.loads import Load, SimModel, SimRequest, six_overloaded, two_overloaded, whole_card
 from bench.sim.rules_base import BaseRules, Constants
 from bench.sim.rules_greenroom import Greenroom
 
 from greenroom.core.facts import Policy
 
 SEEDS = int(os.environ.get("GREENROOM_BOUND_SEEDS", "40"))
+WHOLE_CARD_SEEDS = int(os.environ.get("GREENROOM_WHOLE_CARD_SEEDS", "200"))
 STOP_S = 1200.0
 STARVED_WITHOUT_GATE = (5, 51, 131)  # the only ones of the first 150
-LAG_S = 0.06
 
 
 class Watched(Rules):
@@ -109,25 +109,6 @@ def random_load(seed: int) -> Load:
     return Load(tuple(models), (*sorted(opened, key=lambda r: r.not_before_s), *closed), (capacity,), until_s=seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    quantum_s: float  # Q: k times the dearest price of replacing one model by another
-    drain_s: float  # D: the longest request
-    lane_s: float  # U: the longest occupation of the lane
-    wait_s: float  # late + (D + U) + n (Q + D + U)
-
-
-def bound_of(load: Load, policy: Policy) -> Bound:
-    models = load.models
-    ups = [m.up_s + m.jitter_s + LAG_S for m in models]
-    downs = [m.down_s if m.sleep_s is None else max(m.sleep_s, m.down_s) for m in models]
-    price_s = 2 * max(ups) + max(downs)
-    quantum_s, drain_s = policy.quantum_factor * price_s, max((r.service_s for r in load.requests), default=0.0)
-    lane_s = max(ups) + sum(downs)
-    late_s = max(policy.late_min_s, policy.late_factor * price_s)
-    return Bound(quantum_s, drain_s, lane_s, late_s + drain_s + lane_s + len(models) * (quantum_s + drain_s + lane_s))
-
-
 def worst_share(load: Load, rules: Rules, seed: int) -> float:
     """The longest wait of any model for its device, as a share of the bound."""
     watched = Watched(rules)
@@ -155,6 +136,17 @@ def test_no_model_waits_longer_for_its_device_than_the_bound() -> None:
 
     assert {seed: share for seed, share in shares.items() if share > 1.0} == {}
     assert max(shares.values()) < 0.75, "the bound is not tight, so coming near it means that something changed"
+
+
+@pytest.mark.timeout(3600)
+def test_sleepers_residues_never_starve_a_model_that_needs_the_whole_card() -> None:
+    """Each request of it is served within the bound, whatever the others leave there while they sleep."""
+    shares = {}
+    for seed in range(WHOLE_CARD_SEEDS):
+        load = whole_card(seed)
+        shares[seed] = worst_wait_s(load, Greenroom(), STOP_S, 0) / bound_of(load, Policy()).wait_s
+
+    assert {seed: share for seed, share in shares.items() if share > 1.0} == {}
 
 
 @pytest.mark.timeout(600)

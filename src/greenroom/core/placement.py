@@ -163,7 +163,7 @@ def _item(stage: Stage, entry: Entry) -> Item:
     """What a resident's leaving is worth and frees; remembered for the decision at hand."""
     found = stage.items.get(entry.id)
     if found is None:
-        level = fall_level(stage, entry) if entry.tiers else 0
+        level = fall_level(stage, entry) if entry.model.sleep else 0
         frees = freed_by(stage, entry, level) if level else stage.book.of(entry.id)
         found = stage.items[entry.id] = Item(entry, worth_of(stage, entry, level, frees), frees, level)
     assert isinstance(found, Item)
@@ -228,7 +228,7 @@ def _is_hard(stage: Stage, entry: Entry, short: Mapping[str, int], forced: Seque
             other = stage.entries[name]
             if other is entry or name in gone or other.pinned or other.unkillable or other.state is State.ASLEEP:
                 continue
-            level = fall_level(stage, other) if other.tiers else 0
+            level = fall_level(stage, other) if other.model.sleep else 0
             gain += freed_by(stage, other, level).get(device, 0)
             if gain >= missing:
                 break

@@ -70,7 +70,7 @@ def survey(stage: Stage) -> Outlook:
                     idle += mib
                     gate += mib
                     continue
-                spent_at = instance.ready_at + quantum * (least_loss_s(other) if other.tiers else loss)
+                spent_at = instance.ready_at + quantum * (least_loss_s(other) if other.model.sleep else loss)
                 if spent_at <= now:
                     gate += mib
                 elif spent_at < look.spent_at:
@@ -516,7 +516,7 @@ def relieve(stage: Stage, device: str) -> bool:
         other = stage.entries[name]
         if other.state is State.READY and is_idle(other) and not other.instance.in_flight and not other.pinned:
             if all(map(stage.lane_open, other.instance.devices)):
-                level = fall_level(stage, other) if other.tiers else 0
+                level = fall_level(stage, other) if other.model.sleep else 0
                 frees = freed_by(stage, other, level)
                 items.append(Item(other, worth_of(stage, other, level, frees), frees, level))
         elif other.state is State.ASLEEP and not other.pinned and not other.queue and all(map(stage.lane_open, other.instance.devices)):
