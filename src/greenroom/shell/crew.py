@@ -41,7 +41,7 @@ STALLED_GRACE_S = 0.5
 STEADY_SHARE = 0.01  # two looks at a sleeper's memory that differ by less tell what it keeps
 STEADY_S_MAX = 2.0  # where nothing was given back
 HEARD_LINES_MAX = 500  # of an engine's log, while it is woken
-TAIL_LINES = 40
+TAIL_LINES = 400  # of an engine that ended: the root cause may stand far above its last words
 DOZE_LEVEL = 1
 
 
