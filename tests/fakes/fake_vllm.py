@@ -621,6 +621,8 @@ class Vllm(fe.Fake):
         with self.admitted(number, client, key) as run:
             texts, reasons = zip(*self.tokens(run, wanted, knobs), strict=True)
         whole = self.envelope(chat, number, "".join(texts), reasons[-1], False) | {"usage": usage(key, sum(map(bool, texts)))}
+        if wanted.get("logprobs") and not chat:
+            whole["choices"][0]["logprobs"] = {"tokens": [f"token_id:{sum(text.encode())}" for text in texts if text]}
         return self.reply(client, 200, whole, cut_half=kind in ("die_mid", "abort_mid"), die=kind == "die_mid")
 
     def stream_out(self, client, chat, number, key, wanted, knobs, kind, count):

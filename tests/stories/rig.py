@@ -297,9 +297,10 @@ class Exchange:
 class Poller(threading.Thread):
     """Asks for the status all the time and remembers how long it took and what it said (O6)."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, server_pid: int = 0) -> None:
         super().__init__(daemon=True)
         self._port = port
+        self._server_pid = server_pid
         self._stop_asked = threading.Event()
         self.took_s: list[float] = []
         self.seen: list[tuple[float, dict[str, Any]]] = []
@@ -308,7 +309,7 @@ class Poller(threading.Thread):
     def run(self) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
         while not self._stop_asked.is_set():
-            began_at = time.monotonic()
+            began_at, unserved_s = time.monotonic(), self._unserved_s()
             try:
                 connection.request("GET", "/api/status")
                 answer = connection.getresponse()
@@ -318,6 +319,7 @@ class Poller(threading.Thread):
                     self.faults.append(f"/api/status: {exc!r}")
                 break
             took_s = time.monotonic() - began_at
+            unserved_s = self._unserved_s() - unserved_s
             if answer.status != 200:
                 self.faults.append(f"/api/status answered {answer.status}")
             else:
@@ -325,8 +327,12 @@ class Poller(threading.Thread):
             slept_from = time.monotonic()
             self._stop_asked.wait(POLL_S)
             if time.monotonic() - slept_from < POLL_S + STARVED_S:
-                self.took_s.append(took_s)
+                self.took_s.append(max(0.0, took_s - unserved_s))
         connection.close()
+
+    def _unserved_s(self) -> float:
+        """How long server and poller stood in line for a CPU so far: that is the machine's time, not the server's."""
+        return queued_s(f"/proc/{self._server_pid}") + queued_s(f"/proc/self/task/{threading.get_native_id()}")
 
     def end(self) -> None:
         self._stop_asked.set()
@@ -439,7 +445,7 @@ class Rig:
             self.port = await asyncio.wait_for(address, UP_S_MAX)
         except TimeoutError:
             raise AssertionError(f"no address within {UP_S_MAX} s:\n{''.join(self.output)}") from None
-        self._polls = Poller(self.port)
+        self._polls = Poller(self.port, self.pid)
         self._polls.start()
 
     async def _read_output(self, server: asyncio.subprocess.Process, address: asyncio.Future[int]) -> None:
@@ -745,6 +751,14 @@ async def together(*jobs: Awaitable[Reply]) -> list[Reply]:
 
 def codes(replies: Iterable[Reply]) -> list[int]:
     return [reply.status for reply in replies]
+
+
+def queued_s(folder: str) -> float:
+    """Seconds a process's main thread, or a thread, was ready to run and had no CPU; 0 where the kernel does not say."""
+    try:
+        return int(Path(folder, "schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def is_open(port: int) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .rig import Reply, Rig
+from .rig import Reply, Rig, fake, queued_s
 
 SSE = {"content-type": "text/event-stream"}
 TOKEN = (0.0, b'data: {"choices": []}')
@@ -122,3 +125,20 @@ def test_a_slow_status_is_noticed(tmp_path: Path) -> None:
     rig.latencies_s = [0.01] * 99 + [2.0]
     with pytest.raises(AssertionError, match="O6"):
         rig.check()
+
+
+async def test_a_server_that_stands_still_is_noticed_and_a_machine_that_is_busy_is_not(tmp_path: Path) -> None:
+    """O6 counts what the server took, without the time it stood in line for a CPU."""
+    async with Rig(tmp_path, {"a": fake()}) as rig:
+        for _ in range(3):
+            await rig.status()
+        rig.notify(signal.SIGSTOP)
+        await asyncio.sleep(0.6)  # the fault itself
+        rig.notify(signal.SIGCONT)
+        await rig.status()
+        rig._end_polls()
+        assert max(rig.latencies_s) > 0.4
+        rig.latencies_s.clear()
+
+    assert queued_s(f"/proc/{os.getpid()}") >= 0.0
+    assert queued_s("/proc/none") == 0.0
