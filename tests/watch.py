@@ -208,7 +208,8 @@ class Watch:
                 pass
 
     def _reported(self, report: InstanceReported) -> None:
-        self.doubted.discard(report.model)
+        if report.state is not State.ASLEEP:  # that it dozed says nothing of the request that was lost
+            self.doubted.discard(report.model)
         kept = self.kept.get(report.model)
         if kept is None or report.generation != kept.generation or kept.state is State.STOPPED:
             return
