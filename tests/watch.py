@@ -573,6 +573,7 @@ class Watch:
     def compare(self, view: View) -> None:
         """The scheduler's own story agrees with what was seen."""
         must(not self.due_off, f"sleep is still on: {self.due_off}")
+        self._rehearsals()
         per_device: dict[str, int] = {}
         for shown in view.models:
             waiting = sum(1 for a in self.waiting.values() if a.model == shown.id)
@@ -597,6 +598,16 @@ class Watch:
                 device_view.reserved_mib >= booked,
                 f"{device_view.id} shows {device_view.reserved_mib} MiB reserved, its instances {booked}",
             )
+
+    def _rehearsals(self) -> None:
+        """Who was put to sleep only to see how it sleeps is back soon, unless somebody else came."""
+        for name, kept in self.kept.items():
+            if kept.alone_at is None or kept.state is not State.ASLEEP:
+                continue
+            if self.waiting or self.wishes or name in self.may_leave or self.shutdown is not None or not self._would_fit(name, kept):
+                kept.alone_at = None
+            elif self.now - kept.alone_at > REHEARSAL_S_MAX:
+                raise Broken(f"{name} was rehearsed {self.now - kept.alone_at:.0f} s ago, and sleeps on for nobody")
 
     def _compare_instance(self, model: str, kept: Kept, state: State, generation: int, in_flight: int, reserved: Mapping[str, int]) -> None:
         same = {
@@ -624,13 +635,6 @@ class Watch:
             idle_s = self.now - kept.idle_at
             if model.ttl_s is not None:
                 must(idle_s <= model.ttl_s + slack_s, f"{name} is idle for {idle_s:.0f} s and still there, ttl {model.ttl_s:g} s")
-
-    def rehearsals(self, slack_s: float) -> None:
-        """Who was put to sleep only to see how it sleeps is back, unless somebody else came."""
-        for name, kept in self.kept.items():
-            if kept.alone_at is not None and kept.state is State.ASLEEP and name not in self.may_leave:
-                slept_s = self.now - kept.alone_at
-                must(slept_s <= REHEARSAL_S_MAX + slack_s, f"{name} was rehearsed {slept_s:.0f} s ago, and sleeps on for nobody")
 
     def all_over(self) -> None:
         """After shutdown: nothing waits, runs or lives."""

@@ -837,7 +837,6 @@ class World:
             if rng.random() < 0.3:
                 self._run_until(self.now + REST_S, lambda: False)
                 self.watch.idle_ladders(LADDER_SLACK_S)
-                self.watch.rehearsals(LADDER_SLACK_S)
         self._close()
         return self._ended()
 
