@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from bench import drive, make_traces, traces_run
+from bench import drive, make_traces, sleep_soak, traces_run
 from bench.harness import ENGINE, ask, get_status, percentile
 
 from greenroom.config.load import load_config_text
+
+from .stories.rig import Reply
 
 UP_S_MAX = 30.0
 
@@ -115,3 +118,85 @@ def test_the_load_generator_counts_errors(free_port: Callable[[], int], tmp_path
     assert result["errors"] == 0
     assert result["requests"] >= 2
     assert status == 404
+
+
+# --------------------------------------------------------------------------------------------------------- the sleep soak
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_short_sleep_soak_finds_nothing(tmp_path: Path) -> None:
+    """Twenty seconds of everything that sleep can do wrong: every answer right or an explicit error, the book true, nothing left."""
+    findings = await sleep_soak.run(tmp_path, 20.0, seed=1)
+
+    assert findings.violations == {}, findings.told()
+    assert findings.moves["wake"] > 0
+    assert findings.hazards.total() > 0
+    assert findings.compared["asleep"] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "ended", "is_fault"),
+    [
+        (" dark lamp", "length", False),
+        (" ! !", "length", True),  # what an engine without its weights says
+        (" dark", "length", True),
+        (" dark lamp", "abort", True),
+        ("", "abort", True),
+    ],
+)
+def test_the_sleep_soak_knows_a_wrong_answer(text: str, ended: str, is_fault: bool) -> None:
+    """Nonsense, a part, and an abort that looks like an answer."""
+    question = sleep_soak.Question("chat", "big", "/v1/chat/completions", {}, " dark lamp")
+    value = {"choices": [{"message": {"content": text}, "finish_reason": ended}]}
+    reply = Reply(200, {}, body=json.dumps(value).encode(), complete=True)
+
+    assert bool(sleep_soak.fault_of(reply, question)) == is_fault
+
+
+READY = {"state": "ready", "booked": 2400, "ram": 3072}
+ASLEEP = {"state": "asleep", "booked": 270, "ram": 4672}
+
+
+@pytest.mark.parametrize(
+    ("told", "held", "is_fault"),
+    [
+        (READY, (2400, 0), False),
+        (READY | {"booked": 2399}, (2400, 0), True),
+        (READY, (2400, 1600), True),  # it kept its copy, and nobody booked that
+        (READY | {"reserved": 3537}, (2400, 0), True),  # more than the card has beside its headroom
+        (ASLEEP, (270, 1600), False),
+        (ASLEEP | {"ram": 3072}, (270, 1600), True),
+        (ASLEEP | {"ram": 4673}, (270, 1600), True),
+    ],
+)
+def test_the_sleep_soak_knows_a_false_book(tmp_path: Path, told: dict[str, Any], held: tuple[int, int], is_fault: bool) -> None:
+    """Too little is booked for what is held, or more than there is."""
+    findings = sleep_soak.Findings()
+    rig = sleep_soak.Rig(tmp_path, {})
+    observer = sleep_soak.Observer(rig, sleep_soak.Card(tmp_path, (sleep_soak.CARD_SLOT,)), findings)
+    by_device = {"gpu0": told["booked"], "ram": told["ram"]}
+    instance = {"reserved_by_device_mib": by_device, "measured_by_device_mib": {"gpu0": held[0]}, "level": 1}
+    gpu = {"id": "gpu0", "capacity_mib": 3600, "headroom_mib": 64, "outside_mib": 0, "used_mib": held[0]}
+    status = {
+        "models": [{"id": "big", "state": told["state"], "instances": [instance]}],
+        "devices": [gpu | {"reserved_mib": told.get("reserved", told["booked"])}],
+    }
+    for at in (0.0, 1.0):
+        observer._look(status, {"big": held}, 0, at, True)
+
+    assert bool(findings.violations) == is_fault
+
+
+def test_the_sleep_soak_knows_what_was_not_measured(tmp_path: Path) -> None:
+    """A sleeper that still holds half of what it had, an hour later."""
+    findings = sleep_soak.Findings()
+    observer = sleep_soak.Observer(sleep_soak.Rig(tmp_path, {}), sleep_soak.Card(tmp_path, (sleep_soak.CARD_SLOT,)), findings)
+    instance = {"reserved_by_device_mib": {"gpu0": 270, "ram": 4672}, "measured_by_device_mib": {"gpu0": 270}, "level": 1}
+    gpu = {"id": "gpu0", "capacity_mib": 3600, "headroom_mib": 64, "outside_mib": 0, "used_mib": 270, "reserved_mib": 270}
+    for at in (0.0, 3600.0):
+        observer._look(
+            {"models": [{"id": "big", "state": "asleep", "instances": [instance]}], "devices": [gpu]}, {"big": (1200, 1600)}, 0, at, True
+        )
+
+    assert findings.violations
