@@ -9,7 +9,7 @@ HERE := $(shell pwd | cksum | cut -d' ' -f1)
 RUN_STAMP := .venv/.ready-run-$(HERE)
 DEV_STAMP := .venv/.ready-dev-$(HERE)
 
-.PHONY: help demo test test-vllm check bench format lock clean
+.PHONY: help demo test test-vllm check bench bench-vllm format lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make test-vllm         the tests against a true vLLM server on the CPU (installs 2.5 GB first)"
 	@echo "make check             ruff, mypy, import-linter"
 	@echo "make bench             every benchmark (about 15 minutes on a quiet machine)"
+	@echo "make bench-vllm        what sleep is worth: true vLLM servers, on the CPU where there is no GPU (a quarter of an hour)"
 
 $(RUN_STAMP): requirements.lock models.lock pyproject.toml scripts/setup
 	@PYTHON="$(PYTHON)" scripts/setup run
@@ -50,6 +51,10 @@ bench: $(DEV_STAMP)
 	$(BIN)/python -m bench.cold_start
 	$(BIN)/python -m bench.traces_run
 	$(BIN)/python -m bench.scheduling
+
+bench-vllm: $(DEV_STAMP)
+	@scripts/setup-vllm
+	$(BIN)/python -m bench.sleep $(ARGS)
 
 format: $(DEV_STAMP)
 	$(BIN)/ruff check --fix .

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import json
 import subprocess
 import sys
@@ -10,12 +12,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
-from bench import drive, make_traces, sleep_soak, traces_run
+from bench import drive, make_traces, sleep_report, sleep_soak, timed, traces_run
 from bench.harness import ENGINE, ask, get_status, percentile
+from bench.sim.picture import bars
 
 from greenroom.config.load import load_config_text
+from greenroom.core.facts import Wake
+from greenroom.engines.base import Call
+from greenroom.shell.crew import HostCrew
 
 from .stories.rig import Reply
 
@@ -200,3 +207,101 @@ def test_the_sleep_soak_knows_what_was_not_measured(tmp_path: Path) -> None:
         )
 
     assert findings.violations
+
+
+# ------------------------------------------------------------------------------------------------------------- the sleep bench
+
+
+def slept(wake_1_s: float = 0.5, alike: int = 9) -> dict[str, Any]:
+    """What bench.sleep might have measured."""
+
+    def move(ready_s: float) -> dict[str, list[float]]:
+        return {"ready": [ready_s] * 3, "cpu": [ready_s] * 3, "first": [0.1] * 3, "answer": [0.5] * 3, "asked": [ready_s + 0.1] * 3}
+
+    def turns(switch_s: float) -> dict[str, Any]:
+        return {
+            "starts": [15.0, 16.0],
+            "switches": [switch_s] * 5,
+            "first": [switch_s] * 5,
+            "leave": [0.5] * 5,
+            "come": [1.0] * 5,
+            "served": 21,
+        }
+
+    plain = {"start": move(10.0), "wake 1": move(wake_1_s), "wake 2": move(1.0), "hot": {"first": [0.1], "answer": [0.5]}}
+    wake = {"s": 0.5, "around_s": 0.01, "parts": [["POST /wake_up", 0.4], ["GET /is_sleeping", 0.01], ["look at the device", 0.03]]}
+    machine = {"cpus": 2, "load": [0.1, 2.0], "engine": "vLLM 0.0", "device": "a <pretend> GPU", "pretend": True, "weights_mib": 800}
+    return {
+        "machine": machine,
+        "moves": {"plain": plain, "small": {"start": move(8.0), "wake 1": move(0.1)}},
+        "parts": {"wake 1": [wake] * 3},
+        "memory": [["stopped", 0, 0, 0, 0, 0], ["asleep at level 1", 100, 1600, 800, 2400, 2500]],
+        "copies": {"host RAM to device": [2000.0, 1600.0, 1900.0], "page cache to device": [800.0]},
+        "cycle": {"off": turns(20.0), "1": turns(2.0), "2": turns(3.0)},
+        "answers": {"asked": 9, "ok": 9, "alike": alike},
+    }
+
+
+def test_the_sleep_bench_predicts_from_bytes() -> None:
+    """Bytes over bandwidth, and what a model without weights takes; nothing for what was not measured."""
+    ways = {way.name: way for way in sleep_report.ways_of(slept())}
+
+    wake = ways["wake from level 1: host RAM to device"]
+    assert wake.predicted_s == pytest.approx(800 / 1900 + 0.1)
+    assert wake.ratio == pytest.approx(0.5 / (800 / 1900 + 0.1))
+    assert ways["cold start: page cache to device"].predicted_s == pytest.approx(9.0)
+    assert ways["wake from level 2: page cache to device"].fixed_s == 0.0
+    assert len(ways) == 3
+
+
+def test_the_sleep_bench_sorts_parts_by_who_takes_the_time() -> None:
+    """The engine's calls are its own; everything else but the canary is greenroom's."""
+    ((_, *wake),) = sleep_report.parts_rows(slept())[1:]
+    heading = sleep_report.parts_rows(slept())[0][1:]
+    told = dict(zip(heading, wake, strict=True))
+
+    assert (told["engine's calls"], told["is it asleep?"], told["device"], told["pauses, rest"]) == ("400", "10", "30", "60")
+    assert told["greenroom's own"] == "100"
+    assert sleep_report.kind_of("POST /v1/completions") == "canary"
+    assert sleep_report.kind_of("POST /wake_up?tags=weights") == "engine's calls"
+
+
+def test_the_sleep_bench_tells_what_does_not_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    """A slow wake, an answer in other words; its tables print, and the picture is well-formed."""
+    assert all(promise.kept for promise in sleep_report.promises_of(slept()))
+    assert [promise.kept for promise in sleep_report.promises_of(slept(wake_1_s=1.0))] == [False, True, True, True]
+    assert [promise.kept for promise in sleep_report.promises_of(slept(alike=8))] == [True, True, True, False]
+
+    sleep_report.print_report(slept())
+    picture = bars(sleep_report.title_of(slept()), sleep_report.bars_of(slept()))
+
+    assert "sleep at level 2" in capsys.readouterr().out
+    assert ElementTree.fromstring(picture).tag.endswith("svg")
+
+
+def test_the_sleep_bench_times_what_is_there() -> None:
+    """The names that it wraps exist, and are what it takes them for."""
+    assert all(inspect.iscoroutinefunction(getattr(HostCrew, move)) for move in timed.MOVES)
+    assert all(callable(getattr(owner, name)) for owner, name, _ in timed.PARTS)
+
+
+async def test_a_timed_move_tells_its_parts() -> None:
+    """One line a move; a call that is made outside of any is left out."""
+
+    async def ask(line: object, call: Call) -> None: ...
+
+    asked = timed.timed_part(ask, None)
+
+    async def wake(crew: object, action: Wake) -> str:
+        await asked(None, Call("/wake_up"))
+        return "awake"
+
+    journal = io.StringIO()
+    await asked(None, Call("/is_sleeping", "GET"))
+    result = await timed.timed_move("wake", wake, journal)(None, Wake("a", 1, 2))
+
+    (line,) = map(json.loads, journal.getvalue().splitlines())
+    assert result == "awake"
+    assert (line["move"], line["model"], line["level"]) == ("wake", "a", 2)
+    assert [name for name, _ in line["parts"]] == ["POST /wake_up"]
+    assert line["s"] >= line["parts"][0][1]
