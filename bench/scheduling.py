@@ -24,8 +24,8 @@ from .sim.engine import NEVER, Result, Rules, World
 from .sim.loads import FIVE_RAM_MIB, Load, Workload, asleep_at, catalogue, five, whole_card, zipf6
 from .sim.picture import Bar, write_bars
 from .sim.rules_clairvoyant import Clairvoyant
-from .sim.rules_greenroom import Greenroom
-from .sim.rules_peers import LlamaCppRouter, LlamaSwap, Ollama, StrictFifo
+from .sim.rules_greenroom import Greenroom, StrictFifo
+from .sim.rules_peers import LlamaCppRouter, LlamaSwap, Ollama
 
 CONTEND = 0.5  # a cold start takes this much longer for each start that runs beside it
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "scheduling.svg"

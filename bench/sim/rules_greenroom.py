@@ -1,4 +1,4 @@
-"""greenroom itself: the real scheduler, driven in virtual time.
+"""greenroom itself, and strict arrival order as greenroom's planner has it: deciders driven in virtual time.
 
 Nothing is re-implemented here.  Events go in, actions come out; Start, Wake, Sleep and Stop take the world's time and
 come back as reports, and the timer is the world's.
@@ -6,6 +6,7 @@ come back as reports, and the timer is the world's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from greenroom.core.facts import (
@@ -30,6 +31,8 @@ from greenroom.core.facts import (
     Wake,
 )
 from greenroom.core.scheduler import Scheduler
+from greenroom.planner.fifo import Fifo
+from greenroom.planner.virtual import Decider
 
 from .engine import Rules, World
 from .loads import Load, SimModel
@@ -67,15 +70,16 @@ def as_setup(load: Load, policy: Policy) -> Setup:
     return Setup(devices=devices, models=models, policy=replace(policy, queue_limit=UNLIMITED))
 
 
-class Greenroom(Rules):
-    def __init__(self, policy: Policy | None = None, *, label: str = "") -> None:
-        self.policy = policy or Policy()
-        self.name = "greenroom" + (f", {label}" if label else "")
+class Driven(Rules):
+    """What answers events with actions, as rules of this world."""
 
-    def fresh(self, world: World) -> Scheduler:
+    def __init__(self, name: str, decider: Callable[[Setup, float], Decider], policy: Policy | None = None) -> None:
+        self.name, self.decider, self.policy = name, decider, policy or Policy()
+
+    def fresh(self, world: World) -> Decider:
         self.numbers = {m.name: n for n, m in enumerate(world.models)}
         self.generations = [0] * len(world.models)
-        return Scheduler(as_setup(world.load, self.policy), at=0.0)
+        return self.decider(as_setup(world.load, self.policy), 0.0)
 
     def settle(self, world: World) -> None:
         """The scheduler settles by itself."""
@@ -133,3 +137,15 @@ class Greenroom(Rules):
                 world.leave(self.numbers[model], to_sleep=False)
             case SetTimer(at=at):
                 world.set_timer(at)
+
+
+class Greenroom(Driven):
+    def __init__(self, policy: Policy | None = None, *, label: str = "") -> None:
+        super().__init__("greenroom" + (f", {label}" if label else ""), Scheduler, policy)
+
+
+class StrictFifo(Driven):
+    """One queue for all; the head waits for its model, everybody waits for the head."""
+
+    def __init__(self) -> None:
+        super().__init__("strict FIFO", Fifo)

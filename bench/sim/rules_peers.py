@@ -62,39 +62,6 @@ def best_device(world: World, number: int, may_go: Callable[[int], bool]) -> tup
     return min(found, key=lambda item: len(item[1])) if found else None
 
 
-class StrictFifo(Rules):
-    """One queue for all; the head waits for its model, everybody waits for the head."""
-
-    name = "strict FIFO"
-
-    def fresh(self, world: World) -> deque[int]:
-        return deque()
-
-    def copy(self, memo: Any) -> Any:
-        return memo.copy()
-
-    def arrived(self, world: World, model: int, request: int) -> None:
-        world.memo.append(request)
-
-    def settle(self, world: World) -> None:
-        queue = world.memo
-        while queue:
-            number = world.load.requests[queue[0]].model
-            resident = world.residents[number]
-            if resident.phase is Phase.READY:
-                if resident.running >= world.models[number].slots:
-                    return
-                world.admit(number, queue.popleft())
-                continue
-            if world.rising or resident.phase is Phase.RISING:
-                return
-            place = best_device(world, number, lambda n: True)
-            if place is None or any(world.residents[v].running for v in place[1]):
-                return
-            world.swap(number, place[1], place[0])
-            return
-
-
 POLL_FIRST_S = 0.25
 POLL_EVERY_S = 1.0
 

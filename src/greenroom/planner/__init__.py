@@ -1,0 +1,1 @@
+"""What was, and what would have been: the journal replayed, other settings tried on it, and what follows from that."""
