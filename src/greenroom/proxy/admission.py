@@ -53,6 +53,8 @@ class Refusal:
 class Waiter(Protocol):
     """What the data plane gives to be called back on; calls come on the event loop's thread."""
 
+    request: int  # its number, told before any call; 0 = it was never asked for
+
     def admitted(self, grant: Grant) -> None: ...
 
     def refused(self, refusal: Refusal) -> None: ...

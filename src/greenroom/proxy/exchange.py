@@ -93,6 +93,7 @@ class Exchange(RequestBody):
         "pending",
         "phase",
         "refusal",
+        "request",
         "retried",
         "status",
         "stream",
@@ -116,6 +117,7 @@ class Exchange(RequestBody):
         self.key_name = ""
         self.model: ModelRoute | None = None
         self.ticket: Ticket | None = None
+        self.request = 0
         self.grant: Grant | None = None
         self.key: Key | None = None
         self.upstream: Upstream | None = None
@@ -683,6 +685,7 @@ class Exchange(RequestBody):
             grant.waited_ms if grant is not None else 0,
             self.first_byte_s,
             now - self.begun_at,
+            request=self.request,
         )
 
 

@@ -27,6 +27,7 @@ class Record(NamedTuple):
     waited_ms: int
     first_byte_s: float | None  # since the admission
     took_s: float
+    request: int = 0  # its number; 0 = it was never asked for
 
 
 def start_lines(model: str, start: str) -> bytes:

@@ -30,6 +30,8 @@ BEAT_S = 0.25  # a sign of life is noted this often at most
 class Nobody:
     """Takes the place of the waiter once a visit has ended, so that the two do not keep each other alive."""
 
+    request = 0
+
     def admitted(self, grant: Grant) -> None:
         """Too late."""
 
@@ -149,7 +151,7 @@ class Door:
     def ask(self, wish: Wish, waiter: Waiter) -> Visit:
         shell = self.shell
         now = shell.clock()
-        request = shell.next_request()
+        request = waiter.request = shell.next_request()
         visit = Visit(self, request, wish.model, waiter, now)
         if self.crew.lacking and (refusal := self._still_missing(wish.model)) is not None:
             visit.refused(refusal)
