@@ -231,6 +231,14 @@ async def test_the_first_question_that_is_answered_is_its_canary() -> None:
     assert VECTOR.body in engine.bodies
 
 
+async def test_an_answer_of_which_a_part_is_missing_is_no_canary() -> None:
+    """Nothing is like nothing: compared later, every answer of that shape would do."""
+    scores = Canary("/score", b"{}", "data.*.score")
+    async with Engine({"/score": (200, {"data": [{"value": 0.5}, {"value": 0.25}]})}).sleeper() as sleeper:
+        assert "POST /score answers 200" in await sleeper.record([scores])
+        assert sleeper.recorded is None
+
+
 @pytest.mark.parametrize(
     "answer", [(200, {"choices": [{"text": ""}]}), (200, {"data": []}), (200, {"choices": []}), (500, {"detail": "no"})]
 )

@@ -42,7 +42,7 @@ class FakeShell:
 
 
 def an_engine(model: str, device: DeviceRef, *, stall_s: float | None = None, busy_s: float | None = None) -> Any:
-    config = SimpleNamespace(stall_s_max=stall_s, busy_s_max=busy_s)
+    config = SimpleNamespace(stall_s_max=stall_s, busy_s_max=busy_s, pin=False)
     engine = SimpleNamespace(config=config, readiness=lambda: None)
     process = SimpleNamespace(tree=lambda: ME, started_at=0.0)
     note = lambda device, sample, pids: sum(mib for pid, mib in sample.processes.items() if pid in pids)  # noqa: E731
@@ -213,6 +213,15 @@ async def test_nor_one_that_cannot_doze(monkeypatch: pytest.MonkeyPatch, change:
     """Not ready, asleep already, or of a kind that never does."""
     dozers = Dozers(monkeypatch, "asleep")
     vars(dozers.engine).update(change)
+    await dozers.watched()
+
+    assert dozers.looks == 0
+
+
+async def test_nor_one_that_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its room stays its own, so that looking again and again would be for nothing."""
+    dozers = Dozers(monkeypatch, "asleep")
+    dozers.engine.engine.config.pin = True
     await dozers.watched()
 
     assert dozers.looks == 0

@@ -157,6 +157,12 @@ class LogRing:
         # A secret that starts before the cut must be seen whole, or its first half would be shown.
         self._part_bytes_max = self.line_bytes_max + max(map(len, self._secrets), default=0)
 
+    def masked(self, text: str) -> str:
+        """What else the engine said, with its secrets shown as in its log."""
+        for secret in self._secrets:
+            text = text.replace(secret.decode(), "***")
+        return text
+
     def feed(self, chunk: bytes) -> None:
         """Take what the engine printed; any bytes, cut anywhere."""
         if self._skipping:

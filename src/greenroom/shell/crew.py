@@ -17,6 +17,7 @@ from pathlib import Path
 from greenroom.config.model import ModelConfig
 from greenroom.core.facts import Cause, InstanceReported, MemoryMeasured, Sleep, Start, State, Stop, Verify, Wake
 from greenroom.engines.base import DeviceRef, Engine, Launch
+from greenroom.engines.oom import ran_out
 from greenroom.host.calls import Line
 from greenroom.host.gpus import GpuError, Gpus, GpuSample
 from greenroom.host.logs import LogRing
@@ -37,6 +38,7 @@ RELEASE_SHARE = 0.05  # back within 5 %
 RELEASE_SLACK_MIB = 64  # drivers keep a little
 END_ALL_GRACE_S = 3.0
 VERIFY_S_MAX = 2.0
+LIMIT_SLACK_S = 1.0  # one call gives up later than the whole sleep or wake, whose end tells which limit it was
 STALLED_GRACE_S = 0.5
 STEADY_SHARE = 0.01  # two looks at a sleeper's memory that differ by less tell what it keeps
 STEADY_S_MAX = 2.0  # where nothing was given back
@@ -68,6 +70,7 @@ class Running:
     asleep: int = 0  # the level it sleeps at; 0 = it does not
     heard: deque[str] = field(default_factory=lambda: deque(maxlen=HEARD_LINES_MAX))  # its log lines during a sleep or a wake
     compare_next: bool = False  # its last wake failed half-way: what it answers is compared after the next
+    turns: int = 0  # sleeps and wakes begun
 
     def note(self, device: str, sample: GpuSample, pids: frozenset[int]) -> int:
         """MiB it holds on a device; remembered for its end, so no more once it is ending: the driver may forget it piece by piece."""
@@ -192,7 +195,7 @@ class HostCrew:
         recipes = [engine.sleep_recipe(level, sleeper.version) for level in levels]
         reasons = {recipe.level: recipe.unfit for recipe in recipes if recipe.unfit}
         if levels and (canaries := engine.canaries()):
-            why = await sleeper.record(canaries)
+            why = running.process.log.masked(await sleeper.record(canaries))
             if why:
                 reasons |= {recipe.level: f"no canary could be recorded: {why}" for recipe in recipes if recipe.verify and not recipe.unfit}
         told = "; ".join(f"level {level} is not used, {why}" for level, why in sorted(reasons.items()))
@@ -201,9 +204,9 @@ class HostCrew:
     async def _ready(self, running: Running, began_at: float, unfit: tuple[int, ...] = (), why: str = "") -> InstanceReported:
         """On host RAM the sampler measures it in a moment: somebody waits now, and looking costs as long as a tiny engine's whole start."""
         took_s = self._clock() - began_at
-        measured, host_mib = (
-            ({}, None) if all(ref.kind == "ram" for ref in running.devices) else (await self.measure(running), self._host_mib(running))
-        )
+        measured, host_mib = dict[str, int](), None
+        if not all(ref.kind == "ram" for ref in running.devices):
+            measured, host_mib = await self.measure(running), await asyncio.to_thread(self._host_mib, running)
         return InstanceReported(
             self._clock(),
             running.model,
@@ -404,11 +407,16 @@ class HostCrew:
         if running is None or running.sleeper is None:
             return await self.end(action.model, action.generation, Cause.SLEEP_FAILED, "it has no sleep calls")
         began_at = self._clock()
+        running.turns += 1
         before = await self.measure(running)
-        recipe = running.engine.sleep_recipe(action.level, running.sleeper.version)
+        recipe, limit_s = running.engine.sleep_recipe(action.level, running.sleeper.version), self.config_of(running).sleep_s_max
         try:
             with self._listening(running):
-                await running.sleeper.fall_asleep(recipe, self.config_of(running).sleep_s_max)
+                async with asyncio.timeout(limit_s):
+                    await running.sleeper.fall_asleep(recipe, limit_s + LIMIT_SLACK_S)
+        except TimeoutError:
+            why = f"it was not asleep after {limit_s:g} s (sleep_timeout): {running.sleeper.awaited}"
+            return await self.end(action.model, action.generation, Cause.SLEEP_FAILED, why)
         except Trouble as exc:
             return await self.end(action.model, action.generation, Cause.SLEEP_FAILED, exc.why)
         if running.stopping:
@@ -421,7 +429,8 @@ class HostCrew:
         self, running: Running, began_at: float | None, measured: dict[str, int], why: str = ""
     ) -> InstanceReported | None:
         host_mib = await asyncio.to_thread(self._host_mib, running)
-        samples = await self.look([*running.devices, *(ref for ref in self.stage.devices.values() if ref.kind == "ram")])
+        elsewhere = (ref for ref in self.stage.devices.values() if ref.kind == "ram" and ref not in running.devices)
+        samples = await self.look([*running.devices, *elsewhere])
         if running.stopping:
             return None
         return InstanceReported(
@@ -433,7 +442,7 @@ class HostCrew:
             measured_mib=measured,
             host_mib=host_mib,
             cause=Cause.OOM if why else Cause.NONE,
-            why=why,
+            why=running.process.log.masked(why),
             level=running.asleep,
             samples=samples,
         )
@@ -444,21 +453,24 @@ class HostCrew:
         if running is None or running.sleeper is None:
             return await self.end(action.model, action.generation, Cause.WAKE_FAILED, "it has no wake calls")
         began_at, sleeper, limit_s = self._clock(), running.sleeper, self.config_of(running).wake_s_max
+        running.turns += 1
         recipe = running.engine.sleep_recipe(action.level, sleeper.version)
         try:
             with self._listening(running):
                 async with asyncio.timeout(limit_s):
-                    await sleeper.wake_up(recipe, limit_s, compare=recipe.verify or running.compare_next)
+                    await sleeper.wake_up(recipe, limit_s + LIMIT_SLACK_S, compare=recipe.verify or running.compare_next)
                     sleeper.awaited = "its check was not answered"
-                    if not await probe_once(running.host, running.port, running.engine.readiness(), limit_s):
+                    if not await probe_once(running.host, running.port, running.engine.readiness(), limit_s + LIMIT_SLACK_S):
                         raise Trouble("it was woken, and does not answer its check")
-                    if told := await sleeper.warm_up(limit_s):
+                    if told := await sleeper.warm_up(limit_s + LIMIT_SLACK_S):
                         running.process.log.note(f"[greenroom: {told}]")
         except TimeoutError:
             why = f"it was not awake after {limit_s:g} s (wake_timeout): {sleeper.awaited}"
-            return await self.end(action.model, action.generation, Cause.WAKE_FAILED, why)
+            cause = Cause.OOM if ran_out(running.heard) else Cause.WAKE_FAILED  # some say so, and then hang
+            return await self.end(action.model, action.generation, cause, why)
         except Trouble as exc:
-            if exc.no_room and recipe.repeatable and not running.stopping and await sleeper.says_asleep(recipe):
+            repeatable = recipe.repeatable and sleeper.recorded is not None  # nobody may believe a second wake unseen
+            if exc.no_room and repeatable and not running.stopping and await sleeper.says_asleep(recipe):
                 running.compare_next = True
                 return await self._fell_asleep(running, None, await self.measure(running), exc.why)
             return await self.end(action.model, action.generation, Cause.OOM if exc.no_room else Cause.WAKE_FAILED, exc.why)
@@ -475,7 +487,11 @@ class HostCrew:
         if not await running.sleeper.is_dozing(check) or running.stopping:
             return None
         running.asleep = DOZE_LEVEL
-        return await self._fell_asleep(running, None, await self.measure(running))
+        report = await self._fell_asleep(running, None, await self.measure(running))
+        if await running.sleeper.is_dozing(check) and not running.stopping:
+            return report
+        running.asleep = 0  # a request came and went while it was measured, and has woken it
+        return None
 
     @contextmanager
     def _listening(self, running: Running) -> Iterator[None]:
@@ -503,12 +519,18 @@ class HostCrew:
     # ------------------------------------------------------------------ looking after it
 
     async def verify(self, action: Verify) -> InstanceReported | None:
-        """A request was lost: is it still there?  One that is only too busy to answer a probe must not be ended for that."""
+        """A request was lost: is it still there?  One that is only too busy to answer a probe must not be ended for that.
+
+        None where it was put to sleep meanwhile: that sleep, or the wake after it, tells what became of it.
+        """
         running = self._current(action.model, action.generation)
         if running is None:
             return None
         if not running.process.exited or running.process.detached:
+            turns = running.turns
             answers = await probe_once(running.host, running.port, running.engine.readiness(), VERIFY_S_MAX)
+            if running.turns != turns:
+                return None
             if (answers or self._listens(running)) and not running.stopping:
                 return InstanceReported(self._clock(), action.model, action.generation, State.READY)
         return await self.end(action.model, action.generation, Cause.EXITED, "")
@@ -542,7 +564,7 @@ class HostCrew:
             signal_code = -outcome.exit.signal if exit_code is None and outcome.exit is not None and outcome.exit.signal else exit_code
             ending = running.engine.ending(signal_code, last_words(running) or lines)
             cause, why, code = ending.cause, ending.summary, signal_code
-        return await self._gone(running, outcome, cause, why, code)
+        return await self._gone(running, outcome, cause, running.process.log.masked(why), code)  # it may quote an answer
 
     async def end_all(self) -> None:
         """Shutdown: every engine that still runs is ended at once, and one that is just being spawned as soon as it is there."""

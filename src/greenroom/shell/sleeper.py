@@ -75,7 +75,7 @@ class Sleeper:
             except Unanswered as exc:
                 return str(exc)
             answer = pick(reply.json(), canary.pick) if reply.ok else None
-            if answer is None or answer in ("", []):
+            if is_empty(answer):
                 why = f"POST {canary.path} answers {reply.status} {reply.text(120)}"
                 continue
             self.recorded = Recorded(canary, answer)
@@ -195,6 +195,11 @@ def numbers_of(version: str) -> tuple[int, ...]:
             break
         found.append(int(digits))
     return tuple(found)
+
+
+def is_empty(answer: Any) -> bool:
+    """Whether it, or a part of it, was not found: compared, it would be like any other answer."""
+    return answer is None or answer in ("", []) or (isinstance(answer, list) and any(part is None for part in answer))
 
 
 def alike(one: Any, other: Any) -> bool:

@@ -126,7 +126,9 @@ class DozeWatch:
                     await self._look(running)
 
     def _is_quiet(self, running: Running) -> bool:
-        return not running.asleep and self._shell.scheduler.state_of(running.model) is State.READY
+        if running.asleep or self._crew.config_of(running).pin:  # the room of a pinned one stays its own: nobody wants to know
+            return False
+        return self._shell.scheduler.state_of(running.model) is State.READY
 
     async def _look(self, running: Running) -> None:
         try:
