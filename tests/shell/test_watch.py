@@ -48,6 +48,7 @@ def an_engine(model: str, device: DeviceRef, *, stall_s: float | None = None, bu
     note = lambda device, sample, pids: sum(mib for pid, mib in sample.processes.items() if pid in pids)  # noqa: E731
     return SimpleNamespace(
         asleep=0,
+        asleep_at=0.0,
         model=model,
         generation=1,
         engine=engine,
@@ -128,6 +129,18 @@ async def test_a_device_that_is_only_booked_is_not_looked_at() -> None:
 
     assert [each.device for each in shell.posted] == ["gpu0"]
     assert await sampler.look([RAM]) == ()
+
+
+async def test_a_look_that_a_sleep_overtook_is_not_told() -> None:
+    """It shows what the sleeper held before, which would be booked and remembered as what it keeps."""
+    engine = an_engine("a", GPU)
+    sampler, shell = a_sampler(FakeCrew(engine), GpuSample(6_000, {os.getpid(): 6_000}))
+    engine.asleep_at = shell.now
+    overtaken = await samples(sampler, shell)
+    shell.now += 1.0
+    told = await samples(sampler, shell)
+
+    assert (overtaken, told["gpu0"].own_mib) == ({}, {"a": 6_000})
 
 
 async def test_one_bad_look_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

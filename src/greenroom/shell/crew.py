@@ -71,6 +71,7 @@ class Running:
     heard: deque[str] = field(default_factory=lambda: deque(maxlen=HEARD_LINES_MAX))  # its log lines during a sleep or a wake
     compare_next: bool = False  # its last wake failed half-way: what it answers is compared after the next
     turns: int = 0  # sleeps and wakes begun
+    asleep_at: float = 0.0  # when it was last reported to sleep
 
     def note(self, device: str, sample: GpuSample, pids: frozenset[int]) -> int:
         """MiB it holds on a device; remembered for its end, so no more once it is ending: the driver may forget it piece by piece."""
@@ -433,8 +434,9 @@ class HostCrew:
         samples = await self.look([*running.devices, *elsewhere])
         if running.stopping:
             return None
+        running.asleep_at = self._clock()
         return InstanceReported(
-            self._clock(),
+            running.asleep_at,
             running.model,
             running.generation,
             State.ASLEEP,

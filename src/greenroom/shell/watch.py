@@ -60,7 +60,11 @@ class Sampler:
     async def sample(self) -> None:
         """Also while nobody holds or wants anything: the first start must know what others hold."""
         for ref in list(self._crew.stage.devices.values()):
-            for sample in await self.look([ref]):
+            began_at = self._shell.clock()
+            samples = await self.look([ref])
+            if any(running.asleep_at >= began_at for running in self._crew.running.values()):
+                continue  # it would book a sleeper as what it held before; the next look is soon
+            for sample in samples:
                 self._shell.post(sample)
 
     async def look(self, refs: Sequence[DeviceRef]) -> tuple[MemoryMeasured, ...]:
