@@ -234,6 +234,8 @@ def make_model(rng: random.Random, name: str, devices: Sequence[Device], may_pin
         misconfigured="its command names a file that does not exist" if rng.random() < 0.03 else "",
         digest=f"{name} 1",
     )
+    if model.ttl_s is None and not pinned and random.Random(f"auto {need} {up_s}").random() < 0.3:  # its own dice: the seeds' stories stay
+        model = replace(model, ttl_auto=True)
     size = need * (rng.uniform(1.0, 1.25) if rng.random() < 0.2 else rng.uniform(0.7, 1.0))
     broken = rng.random() < 0.06
     truth = Truth(
@@ -782,7 +784,7 @@ class World:
             models[at] = replace(old, need_mib=need, digest=f"{old.digest}'")
             self.truths[old.id] = replace(self.truths[old.id], peak_mib=int(self.truths[old.id].peak_mib * 0.8))
         elif change == "pin" and not any(m.pinned for m in models):
-            models[at] = replace(models[at], pinned=models[at].need_mib is not None and (models[at].need_mib or 0) < 2000, ttl_s=None)
+            models[at] = replace(models[at], pinned=models[at].need_mib is not None and (models[at].need_mib or 0) < 2000, ttl_s=None, ttl_auto=False)
         elif change == "add":
             name = f"n{self.fresh_id()}"
             model, truth = make_model(rng, name, devices, may_pin=False)

@@ -103,7 +103,7 @@ TABLE: list[tuple[str, str, str]] = [
     ("bad scheduling size", f"scheduling: {{ram_floor_mib: 2G}}\nmodels: {{a: {{{OK}}}}}\n", 'c:1: scheduling: ram_floor_mib: "2G" has no full unit. Write 2GiB (or 2GB for the decimal one).'),
     ("bad limit", f"limits: {{idle_s_max: soon}}\nmodels: {{a: {{{OK}}}}}\n", 'c:1: limits: idle_s_max: "soon" is not a duration. Write 300, "300s" or "5m".'),
     ("wrong duration", f"models:\n  qwen3:\n    {OK}\n    ttl: 5mins\n", 'c:4: models.qwen3.ttl: "5mins" is not a duration. Write 300, "300s" or "5m".'),
-    ("ttl auto", f"models: {{a: {{{OK}, ttl: auto}}}}\n", 'c:1: models.a.ttl: "auto" is not supported yet. Write a duration such as 5m, or 0 for never.'),
+    ("sleep_after auto", f"models: {{a: {{{OK}, sleep_after: auto}}}}\n", 'c:1: models.a.sleep_after: "auto" is not supported yet. Write a duration such as 5m, or 0 for never.'),
     ("ttl -2", f"models: {{a: {{{OK}, ttl: -2}}}}\n", 'c:1: models.a.ttl: -2 is negative, and a duration cannot be. Write 300, "300s" or "5m".'),
     ("start timeout 0", f"models: {{a: {{{OK}, start_timeout: 0}}}}\n", "c:1: models.a.start_timeout: 0 is no time at all. Write at least 1, such as 120 or 2m."),
     ("size without unit", f"models: {{a: {{{OK}, memory: 80}}}}\n", "c:1: models.a.memory: 80 has no unit. Write 80GiB or 80MiB."),

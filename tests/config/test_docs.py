@@ -98,10 +98,11 @@ def test_every_key_is_documented() -> None:
 
 
 def test_the_documented_defaults_of_scheduling_constants_are_the_real_ones() -> None:
-    """All that concern sleep are listed."""
-    table = PAGE.split("| constant | default | meaning |")[1].split("\n\n")[0]
-    documented = {name: float(default) for name, default in re.findall(r"^\| `(\w+)` \| `([\d.]+)` \|", table, re.MULTILINE)}
-    assert {"sleep_faults_max", "early_sleep_s", "ram_floor_mib"} <= documented.keys()
+    """All that concern sleep and idle models are listed."""
+    tables = [part.split("\n\n")[0] for part in PAGE.split("| constant | default | meaning |")[1:]]
+    rows = [row for table in tables for row in re.findall(r"^\| `(\w+)` \| `([\d.]+)` \|", table, re.MULTILINE)]
+    documented = {name: float(default) for name, default in rows}
+    assert {"sleep_faults_max", "early_sleep_s", "ram_floor_mib", "ttl_worth"} <= documented.keys()
     assert documented == {name: getattr(Policy(), name) for name in documented}
 
 

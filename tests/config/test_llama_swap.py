@@ -155,6 +155,13 @@ def test_times_inherit_as_in_llama_swap() -> None:
     assert [(model.ttl_s, model.stop_s_max) for model in config.models] == [(60.0, 10.0), (60.0, 10.0), (None, 4.0)]
 
 
+def test_a_ttl_may_be_found_by_greenroom() -> None:
+    """`auto`, for one model or for all."""
+    config = load_config_text(f"globalTTL: auto\nmodels: {{a: {{{OK}}}, b: {{{OK}, ttl: 60}}, c: {{{OK}, ttl: 0}}}}", env={})
+    assert [(model.ttl_s, model.ttl_auto) for model in config.models] == [(None, True), (60.0, False), (None, False)]
+    assert load_config_text(f"models: {{a: {{{OK}, ttl: auto}}}}", env={}).models[0].ttl_auto
+
+
 @pytest.mark.parametrize("keys", ["['']", "['a b']", '["a\\tb"]', "['ü']", "[[x]]", "[true]", "x"])
 def test_api_keys_that_no_header_can_carry_are_refused(keys: str) -> None:
     """Empty ones, blanks, other alphabets, other kinds."""

@@ -194,6 +194,7 @@ OTHER: dict[str, Any] = {
     "sleep_s_max": 7.0,
     "wake_s_max": 7.0,
     "ttl_s": 1.0,
+    "ttl_auto": True,
     "sleep_after_s": 1.0,
     "parallel": 3,
     "queue_limit": 3,

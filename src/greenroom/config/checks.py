@@ -106,7 +106,7 @@ def _warn_about_sleep(model: ModelSection, top: ConfigFile, path: Path, report: 
             report.warn((*path, key), "has no effect with pin: true, because a pinned model never sleeps.")
         return
     ttl_s, name = (top.globalTTL, "globalTTL") if model.ttl is None else (model.ttl, "ttl")
-    if model.sleep_after and ttl_s and model.sleep_after >= ttl_s:
+    if model.sleep_after and ttl_s and ttl_s != "auto" and model.sleep_after >= ttl_s:
         said = f"is not shorter than {name} ({ttl_s:g} s), so the engine is stopped before it sleeps."
         report.warn((*path, "sleep_after"), f"{said} Make it shorter, or {name} longer.")
 

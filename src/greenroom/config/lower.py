@@ -27,7 +27,7 @@ STOP_S_DEFAULT = 10.0
 
 def lower_model(model_id: str, model: ModelSection, top: ConfigFile, line: int, misconfigured: str = "") -> ModelConfig:
     """One model with what it inherits from the top level filled in."""
-    ttl_s = top.globalTTL if model.ttl is None else model.ttl
+    ttl = top.globalTTL if model.ttl is None else model.ttl
     start_s_max = model.healthCheckTimeout or top.healthCheckTimeout  # also of a sleep and a wake: large weights take long to move
     return ModelConfig(
         id=model_id,
@@ -47,7 +47,8 @@ def lower_model(model_id: str, model: ModelSection, top: ConfigFile, line: int, 
         check_explicit=model.checkEndpoint is not None,
         start_s_max=start_s_max,
         stop_s_max=model.unloadTimeout or top.unloadTimeout or STOP_S_DEFAULT,
-        ttl_s=ttl_s or None,
+        ttl_s=None if ttl == "auto" else ttl or None,
+        ttl_auto=ttl == "auto",
         sleep_after_s=model.sleep_after or None,
         sleep=str(model.sleep.level) if isinstance(model.sleep, SleepSection) else model.sleep,
         sleep_calls=_sleep_calls(model.sleep, model.wake) if isinstance(model.sleep, SleepSection) else None,

@@ -108,6 +108,7 @@ class ModelConfig:
     start_s_max: float = 120.0  # healthCheckTimeout
     stop_s_max: float = 10.0  # unloadTimeout: grace between TERM and KILL
     ttl_s: float | None = None  # None = never
+    ttl_auto: bool = False  # found from its own idle gaps
     sleep_after_s: float | None = None
     sleep: str = "auto"  # off | 1 | 2 | auto
     sleep_calls: SleepConfig | None = None

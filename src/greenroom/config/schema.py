@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, WithJsonSchema, model_validator
@@ -106,12 +106,17 @@ def _later(value: object) -> None:
         raise ValueError('"auto" is not supported yet. Write a duration such as 5m, or 0 for never.')
 
 
-def _ttl_s(value: object) -> float | None:
+def _ttl_s(value: object) -> float | Literal["auto"] | None:
     """-1 (what the file says globally) is None here."""
-    _later(value)
+    if value == "auto":
+        return "auto"
     if isinstance(value, int) and not isinstance(value, bool) and value == -1:
         return None
     return units.duration_s(value)
+
+
+def _global_ttl_s(value: object) -> float | Literal["auto"]:
+    return "auto" if value == "auto" else units.duration_s(value)
 
 
 def _idle_s(value: object) -> float:
@@ -135,7 +140,7 @@ def _room_mib(value: object) -> int:
 
 _DURATION = _any_of({"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^\s*(\d+(\.\d+)?\s*(ms|s|m|h|d)?\s*)+$"})
 _SIZE = _any_of({"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*([KkMmGgTt]i?[Bb]|[Bb])\s*$"})
-_TTL = _any_of({"type": "number", "minimum": -1}, {"type": "string", "pattern": r"^\s*(\d+(\.\d+)?\s*(ms|s|m|h|d)?\s*)+$"})
+_TTL = _any_of({"type": "number", "minimum": -1}, {"type": "string", "pattern": r"^\s*((\d+(\.\d+)?\s*(ms|s|m|h|d)?\s*)+|auto)$"})
 _WORD = WithJsonSchema({"type": ["string", "number", "boolean"]})
 
 Words: TypeAlias = Annotated[str, BeforeValidator(_text), _WORD]
@@ -143,7 +148,8 @@ Flag: TypeAlias = Annotated[bool, BeforeValidator(_flag), _any_of({"type": "bool
 Duration: TypeAlias = Annotated[float, BeforeValidator(units.duration_s), _DURATION]
 Positive: TypeAlias = Annotated[float, BeforeValidator(_positive_s), _DURATION]
 Idle: TypeAlias = Annotated[float, BeforeValidator(_idle_s), _DURATION]
-Ttl: TypeAlias = Annotated[float | None, BeforeValidator(_ttl_s), _TTL]
+Ttl: TypeAlias = Annotated[float | Literal["auto"] | None, BeforeValidator(_ttl_s), _TTL]
+GlobalTtl: TypeAlias = Annotated[float | Literal["auto"], BeforeValidator(_global_ttl_s), _TTL]
 Need: TypeAlias = Annotated[int, BeforeValidator(_need_mib), _SIZE]
 Room: TypeAlias = Annotated[int, BeforeValidator(_room_mib), _SIZE]
 Spare: TypeAlias = Annotated[int, BeforeValidator(units.size_mib_up), _any_of({"const": 0}, {"type": "string"})]
@@ -607,7 +613,7 @@ class ModelSection(Section):
     checkEndpoint: CheckPath | None = Field(default=None, description="Path that answers 200 when ready; `none`: an open port is enough.")
     healthCheckTimeout: Positive | None = Field(default=None, description="Longest start; `start_timeout` is the same key.")
     unloadTimeout: Duration | None = Field(default=None, description="Grace between TERM and KILL; `stop_timeout` is the same key.")
-    ttl: Ttl = Field(default=None, description="Idle time after which the engine is stopped; 0 = never, -1 = globalTTL.")
+    ttl: Ttl = Field(default=None, description="Idle time after which it is stopped; auto = by its own gaps, 0 = never, -1 = globalTTL.")
     aliases: Names = Field(default=(), description="Other names clients may use.")
     env: Environment = Field(default=(), description="Environment of the engine: NAME=value list, or a mapping.")
     cwd: Words | None = Field(default=None, description="Working directory of the engine.")
@@ -697,7 +703,7 @@ class ConfigFile(Section):
     hooks: HooksSection = Field(default_factory=HooksSection)
     macros: Anything = Field(default=None, description="name: value, used as ${name}.")
     healthCheckTimeout: Positive = Field(default=120.0, description="Longest start of an engine.")
-    globalTTL: Idle = Field(default=0.0, description="Idle time after which engines are stopped; 0 = never.")
+    globalTTL: GlobalTtl = Field(default=0.0, description="Idle time after which engines are stopped; auto = by their own gaps, 0 = never.")
     unloadTimeout: Duration = Field(default=10.0, description="Grace between TERM and KILL; 0 = the default.")
     startPort: Port = Field(default=5800, description="First port given to engines.")
     logLevel: LogLevel = "info"

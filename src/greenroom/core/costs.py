@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from .facts import Model, Policy, SleepTier
+from .idle import Gaps
 
 DECAY_STEP_S = 1.0  # decayed counts are brought up to date at most this often
 PEAK_HALF_LIFE_S = 300.0
@@ -29,6 +30,7 @@ class Costs:
     beside_ratio: float | None = None  # a start beside another one, against a lone one
     lone_starts: int = 0
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=16))  # idle time before each next use
+    idle: Gaps = field(default_factory=Gaps)  # of a model with ttl: auto, all of them
     arrivals: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     hits: float = 0.0  # decayed count of requests
     hits_at: float = 0.0
@@ -41,6 +43,11 @@ class Costs:
         self.lone_starts = 0
         for figures in (self.sleep_s, self.wake_s, self.residue_mib, self.copy_mib):
             figures.clear()
+
+    def stay_s(self, model: Model, policy: Policy) -> float:
+        """ttl: auto: how long it stays idle.  By its own gaps once enough were seen; until then as long as a start is worth."""
+        worth_s = policy.ttl_worth * self.up(model)
+        return self.idle.best_stay_s(worth_s) if self.idle.seen >= policy.ttl_gaps_min else worth_s
 
     def up(self, model: Model) -> float:
         return self.up_s if self.up_s is not None else model.up_s

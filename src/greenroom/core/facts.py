@@ -134,6 +134,7 @@ class Model:
     lone_start: bool = False  # profiles memory at start: never beside another start on its device
     misconfigured: str = ""  # not empty: every request is refused with this sentence, nothing is started
     digest: str = ""  # identity of its definition: a reload restarts it only when this changes
+    ttl_auto: bool = False  # how long it stays idle is found from its own gaps; `ttl_s` is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,8 @@ class Policy:
     cost_ewma: float = 0.3
     exact_victims_max: int = 10
     min_residency_s: float = 0.0
+    ttl_worth: float = 60.0  # ttl: auto; so many seconds idle are worth one second of a start that somebody waits for
+    ttl_gaps_min: int = 10  # fewer gaps seen than this say nothing yet
     room_wait_s: float = 30.0  # how long a request waits for outside memory to go away before it is refused
     queue_limit: int = 4096  # waiting requests of all models together
     backoff_first_s: float = 1.0

@@ -11,6 +11,8 @@ from .residency import HOME
 from .rules import hopeless
 from .stage import Phase, Stage, conflicts_of
 
+WANTED_HITS_MIN = 0.05  # decayed uses of an absent model: fewer, and nobody wants the room of an idle one
+LEAST_LOOK_S = 30.0  # an idle model that nobody wants gone is looked at again after this at the earliest
 LANE_RETRY_S = 0.5  # an idle ladder that found its lane taken looks again after this
 
 
@@ -254,6 +256,14 @@ def ladder(stage: Stage, entry: Entry) -> None:
     steps: list[tuple[float, int]] = []
     if model.ttl_s is not None:
         steps.append((idle_at + model.ttl_s, 0))
+    elif model.ttl_auto and entry.state is State.READY:  # a sleeper holds little, and gives that when it is needed
+        stay_s = entry.costs.stay_s(model, stage.policy)
+        if idle_at + stay_s > stage.now + 1e-9:
+            steps.append((idle_at + stay_s, 0))
+        elif is_wanted(stage, entry):
+            steps.append((stage.now, 0))
+        else:
+            steps.append((stage.now + max(LEAST_LOOK_S, stay_s), 0))
     if model.sleep_after_s is not None and entry.state is State.READY and (level := fall_level(stage, entry)):
         steps.append((idle_at + model.sleep_after_s, level))
     due = [step for step in steps if step[0] <= stage.now + 1e-9]
@@ -270,6 +280,19 @@ def ladder(stage: Stage, entry: Entry) -> None:
             steps.append((stage.now + early_s, 1))
     if steps:
         stage.wake_at(min(steps)[0], entry)
+
+
+def is_wanted(stage: Stage, entry: Entry) -> bool:
+    """Whether a model that is away and was used lately lacks the room of `entry`: to unload for nobody gains nothing."""
+    devices = entry.instance.devices
+    return any(
+        other is not entry
+        and (other.state in HOME or other.state is State.ASLEEP)
+        and not set(devices).isdisjoint(other.model.devices)
+        and other.costs.frequency(stage.now, stage.policy) >= WANTED_HITS_MIN
+        and any(stage.need_on(other, device) > stage.book.pools[device].free_mib for device in devices if device in other.model.devices)
+        for other in stage.entries.values()
+    )
 
 
 def may_rehearse(entry: Entry) -> bool:

@@ -121,6 +121,8 @@ class Scheduler:
         costs.hit(now, len(in_flight) + 1, stage.policy)
         if not in_flight:
             costs.gaps.append(now - instance.idle_at)
+            if entry.model.ttl_auto:
+                costs.idle.add(now - instance.idle_at, now)
         costs.base = stage.aging
         in_flight.add(request)
         stage.admitted[request] = Admission(entry, generation, now, now)
@@ -232,6 +234,8 @@ class Scheduler:
         costs.hit(stage.now, len(instance.in_flight) + len(entry.queue) + 1, stage.policy)
         if not instance.in_flight and not entry.queue and instance.generation and instance.state not in RISING:
             costs.gaps.append(stage.now - instance.idle_at)
+            if entry.model.ttl_auto:
+                costs.idle.add(stage.now - instance.idle_at, stage.now)
         costs.base = stage.aging
 
     def _finished(self, event: RequestFinished) -> bool:
@@ -265,10 +269,12 @@ class Scheduler:
     def _fell_idle(self, entry: Entry) -> None:
         stage, model = self._stage, entry.model
         entry.instance.idle_at = stage.now
-        if entry.pinned or entry.ladder_due < NEVER:
+        if entry.pinned or (entry.ladder_due < NEVER and not model.ttl_auto):
             return  # nothing to look at, or it is looked at anyway
         if model.ttl_s is not None:
             stage.wake_at(stage.now + model.ttl_s, entry)
+        elif model.ttl_auto:
+            stage.wake_at(stage.now + entry.costs.stay_s(model, stage.policy), entry)
         if entry.tiers:
             if model.sleep_after_s is not None:
                 stage.wake_at(stage.now + model.sleep_after_s, entry)
@@ -353,8 +359,8 @@ class Scheduler:
             for sample in event.samples:  # whoever takes the room must know what others took of it meanwhile
                 self._measured(sample)
         elif event.state is State.READY:
-            if entry.state is State.STOPPING:
-                return False  # it got ready just as it was stopped: STOPPED follows
+            if entry.state is State.STOPPING or (entry.state in RISING and event.took_s is None):
+                return False  # it got ready just as it was stopped: STOPPED follows; or only a look at it, while it is woken
             became_ready(stage, entry, event)
         elif event.state is State.ASLEEP and (entry.state in (State.GOING_TO_SLEEP, State.WAKING) or self._may_doze(entry)):
             self._asleep(entry, event)
@@ -423,7 +429,8 @@ class Scheduler:
         """A sleeper is booked as what it is seen to hold, and expected to hold that the next time."""
         held = dict(self._stage.book.of(entry.id))
         held[device] = mib
-        entry.costs.residue_mib[entry.instance.level] = max(held.get(each, 0) for each in entry.instance.devices)
+        if not entry.wake_ooms:  # what a wake in vain has mapped is no measure of the next sleep
+            entry.costs.residue_mib[entry.instance.level] = max(held.get(each, 0) for each in entry.instance.devices)
         self._stage.book.set(entry.id, held)
         self._stage.touched.add(entry.id)
 

@@ -27,9 +27,11 @@ from greenroom.core.facts import (
     Start,
     State,
     Stop,
+    Tell,
     Ticked,
     Wake,
 )
+from greenroom.core.moves import gib, span
 
 LEAVING = (State.GOING_TO_SLEEP, State.STOPPING)
 NEVER = float("-inf")
@@ -155,7 +157,10 @@ class Fifo:
             return
         if self._victims:
             victim, level = self._victims.pop(0)
-            why = f"{place.model.id} is next"
+            why = f"{place.model.id} needed {gib(self._need(place))}"
+            idle = f"idle {span(self._now - victim.last_at)}"
+            how = f"put to sleep (level {level})" if level else "unloaded"
+            self._out.append(Tell(self._now, victim.model.id, "evicted", f"{how}: {why}; {idle}"))
             if level:
                 victim.state = State.GOING_TO_SLEEP
                 self._out.append(Sleep(victim.model.id, victim.generation, level))
