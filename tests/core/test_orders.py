@@ -186,6 +186,28 @@ def test_a_sleeper_does_not_change_its_level() -> None:
     assert answers(rig.wishes("a", Operation.SLEEP, level=1)) == [(rig.last, "a is asleep at level 1")]
 
 
+def test_a_pinned_model_is_not_put_to_sleep() -> None:
+    """Its room stays its own; one that is pinned while it sleeps comes back."""
+    rig = Rig(model("a", sleep=(LEVEL_1,)))
+    rig.warms("a")
+    rig.wishes("a", Operation.PIN)
+    assert answers(rig.wishes("a", Operation.SLEEP)) == [(rig.last, "pinned")]
+
+    rig.wishes("a", Operation.UNPIN)
+    rig.wishes("a", Operation.SLEEP)
+    rig.is_asleep("a")
+    assert names(rig.wishes("a", Operation.PIN), Wake) == ["a"]
+
+
+def test_an_unload_does_not_wait_for_a_sleep_that_hangs() -> None:
+    """The engine is stopped in the middle of it."""
+    rig = Rig(model("a", sleep=(LEVEL_1,)))
+    rig.warms("a")
+    rig.wishes("a", Operation.SLEEP)
+
+    assert names(rig.wishes("a", Operation.UNLOAD), Stop) == ["a"]
+
+
 def test_a_sleep_overtaken_by_an_unload_is_answered_too() -> None:
     """The model is gone: 409 for the one, done for the other."""
     rig = Rig(model("a", sleep=(LEVEL_1,)))

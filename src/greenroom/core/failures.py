@@ -43,7 +43,7 @@ def ended(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         revive_pinned(stage, entry)
     elif before is State.STARTING or (before is State.WAKING and report.cause in MEMORY):
         start_failed(stage, entry, report)
-    elif before in (State.WAKING, State.GOING_TO_SLEEP) or _died_of_its_wake(entry, report):
+    elif before in (State.WAKING, State.GOING_TO_SLEEP) or _died_of_its_wake(stage, entry, report):
         sleep_failed(stage, entry, report, before)
     else:
         crashed(stage, entry, report)
@@ -52,10 +52,11 @@ def ended(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         stage.waiting.add(entry)
 
 
-def _died_of_its_wake(entry: Entry, report: InstanceReported) -> bool:
+def _died_of_its_wake(stage: Stage, entry: Entry, report: InstanceReported) -> bool:
     """It was woken, and ended before it had answered anybody: what it lost in its sleep shows at the first request."""
     instance = entry.instance
-    return instance.state in SERVING and instance.start == "wake" and not instance.proven and report.cause not in MEMORY
+    just_woken = instance.state in SERVING and instance.start == "wake" and not instance.proven
+    return just_woken and report.cause not in MEMORY and stage.now - instance.ready_at < stage.policy.crash_forget_s
 
 
 def _book_leak(stage: Stage, entry: Entry, leaked_mib: int) -> None:

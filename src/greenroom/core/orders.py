@@ -13,6 +13,7 @@ from .stage import Phase, Stage, conflicts_of
 
 WANTED_HITS_MIN = 0.05  # decayed uses of an absent model: fewer, and nobody wants the room of an idle one
 LEAST_LOOK_S = 30.0  # an idle model that nobody wants gone is looked at again after this at the earliest
+ROOM_RETRY_S = 5.0  # one that found no host RAM for its sleep looks again after this
 LANE_RETRY_S = 0.5  # an idle ladder that found its lane taken looks again after this
 
 
@@ -96,6 +97,9 @@ def _sleep(stage: Stage, entry: Entry, event: OperatorAsked) -> None:
         else:
             stage.say(Done(event.request, f"{entry.id} is asleep at level {at}"))
         return
+    if entry.pinned:
+        stage.say(Refuse(event.request, 409, "pinned", f"{entry.id} is pinned, so its room stays its own; unpin it first"))
+        return
     again = ""
     if entry.sleep_off:  # the operator knows better: it has the first try again
         entry.sleep_off, again = "", ". It may sleep again from now on"
@@ -139,7 +143,7 @@ def _pin(stage: Stage, entry: Entry, event: OperatorAsked) -> None:
     stage.tell(entry, "pinned" if entry.pinned else "unpinned", f"{event.operation.value}ned by an operator")
     if entry.pinned:
         entry.held_off = False
-        if entry.state is State.STOPPED and not entry.queue:
+        if entry.state in (State.STOPPED, State.ASLEEP) and not entry.queue:
             stage.ghost(entry, quiet=False)
     stage.say(Done(event.request, f"{entry.id} is {event.operation.value}ned"))
     stage.wake_at(stage.now, entry)
@@ -155,6 +159,9 @@ def pursue(stage: Stage, entry: Entry) -> bool:
         return _arrived_home(stage, entry)
     if state is State.ASLEEP and entry.order == "sleep" and not entry.retire:
         return _finish_order(stage, entry)
+    if state is State.GOING_TO_SLEEP and (entry.order == "unload" or entry.retire):  # a sleep that hangs holds nobody up
+        send_off(stage, entry, 0, _reason(stage, entry))
+        return True
     if state in (State.STOPPING, State.GOING_TO_SLEEP) or (state is State.WAKING and entry.order != "unload"):
         return False
     move = stage.move_of(entry)
@@ -264,8 +271,12 @@ def ladder(stage: Stage, entry: Entry) -> None:
             steps.append((stage.now, 0))
         else:
             steps.append((stage.now + max(LEAST_LOOK_S, stay_s), 0))
-    if model.sleep_after_s is not None and entry.state is State.READY and (level := fall_level(stage, entry)):
-        steps.append((idle_at + model.sleep_after_s, level))
+    if model.sleep_after_s is not None and entry.state is State.READY and entry.tiers:
+        sleep_at = idle_at + model.sleep_after_s
+        if level := fall_level(stage, entry):
+            steps.append((sleep_at, level))
+        else:  # host RAM has no room for it now
+            stage.wake_at(max(sleep_at, stage.now + ROOM_RETRY_S), entry)
     due = [step for step in steps if step[0] <= stage.now + 1e-9]
     if due:
         _go_down(stage, entry, 0 if any(level == 0 for _, level in due) else due[0][1])
