@@ -16,12 +16,13 @@ import msgspec
 
 from . import bodies, errors, listing
 from .admission import Grant, ModelRoute, Refusal, Ticket, Wish
-from .heads import BODY_METHODS, CONTINUE, DROPPED, LAST_CHUNK, Headers, is_event_stream, request_head, response_head, safe_value
+from .heads import BODY_METHODS, CONTINUE, DROPPED, LAST_CHUNK, Headers, is_event_stream, is_json, request_head, response_head, safe_value
 from .keys import STRIPPED
 from .limits import KIB, MIB
 from .record import Record, path_text, start_lines
 from .request_body import RequestBody
 from .targets import Kind, Route
+from .tokens import SHORT_BYTES, UNKNOWN, Counts, Edges, count
 from .tunnel import Tunnel
 from .upstream import CHUNKED, LENGTH, NONE, UNTIL_CLOSE, Key, Upstream
 
@@ -73,8 +74,10 @@ class Exchange(RequestBody):
         "collected",
         "collected_max",
         "comment_at",
+        "counted",
         "deadline_s",
         "early",
+        "ends",
         "first_byte_s",
         "framing",
         "grant",
@@ -86,6 +89,7 @@ class Exchange(RequestBody):
         "key",
         "key_name",
         "length",
+        "looked_at",
         "method",
         "model",
         "options",
@@ -97,8 +101,8 @@ class Exchange(RequestBody):
         "retried",
         "status",
         "stream",
-        "tail",
         "ticket",
+        "told_tokens",
         "upgrade",
         "upstream",
     )
@@ -127,7 +131,10 @@ class Exchange(RequestBody):
         self.pending: bytes | None = None  # the answer's head, not yet written
         self.collected: bytearray | None = None  # an answer that is not relayed as it comes
         self.collected_max = 0
-        self.tail = b""
+        self.looked_at = False  # its body: an event stream, or one that tells its tokens
+        self.ends: Edges | bytes | None = None  # what is kept of it; bytes: all
+        self.counted = False
+        self.told_tokens: int | None = None  # in the answer's head
         self.begun_at = client.loop.time()
         self.asked_at = self.admitted_at = 0.0
         self.first_byte_s: float | None = None
@@ -369,6 +376,9 @@ class Exchange(RequestBody):
         """Sink: the head of the answer.  It is written together with the first bytes of the body."""
         if self.grant is not None:
             self.first_byte_s = self.client.loop.time() - self.admitted_at
+            if 200 <= upstream.status < 300 and not upstream.encoded:
+                self.counted = True
+                self.told_tokens = upstream.told_tokens
         self.heard = True
         if upstream.sent:
             self.forget_body()
@@ -384,6 +394,8 @@ class Exchange(RequestBody):
             self._collect(self.client.server.limits.translate_mib_max * MIB)
             return
         self.is_event_stream = is_event_stream(upstream.content_type)
+        if self.is_event_stream or (self.counted and is_json(upstream.content_type)):
+            self.looked_at = True
         lines = upstream.lines
         if self.is_event_stream:
             if not upstream.accel:
@@ -465,9 +477,15 @@ class Exchange(RequestBody):
             if out:
                 client.transport.write(b"".join(out) if len(out) > 1 else out[0])
         self.bytes_out += size
-        if pieces and self.is_event_stream:
-            last = pieces[-1]
-            self.tail = last[-4:] if len(last) >= 4 else (self.tail + b"".join(pieces))[-4:]
+        if pieces and self.looked_at:
+            ends = self.ends
+            if isinstance(ends, Edges):
+                ends.add(pieces)
+            elif done and len(pieces) == 1 and size <= SHORT_BYTES:
+                self.ends = pieces[0]  # as most answers come: nothing is copied
+            else:
+                ends = self.ends = Edges()
+                ends.add(pieces)
         if client.write_paused and not done and self.upstream is not None:
             self.upstream.hold()
 
@@ -514,8 +532,11 @@ class Exchange(RequestBody):
             self.phase = _CONNECTING
             self._connect()
             return
-        status, body = self.plan.answer(self.status, bytes(self.collected or b""))
+        told = bytes(self.collected or b"")
+        status, body = self.plan.answer(self.status, told)
         self.collected = None
+        self.ends = Edges()
+        self.ends.add([told])
         self._answer_json(status, body)
 
     def broke(self, why: str) -> None:
@@ -560,6 +581,8 @@ class Exchange(RequestBody):
         head = b""
         if not self.early:
             self.early = self.is_event_stream = True
+            self.looked_at = True
+            self.ends = Edges()
             self.framing = CHUNKED
             self.keep = self.keep and not self.client.server.draining
             assert self.model is not None
@@ -568,7 +591,8 @@ class Exchange(RequestBody):
             self.status = 200
         text = " ".join(self.ticket.progress().split())[:200] or "waiting"
         comment = b": %b\n\n" % text.encode("utf-8", "replace")
-        self.tail = b"\n\n"
+        assert isinstance(self.ends, Edges)
+        self.ends.add([comment])
         self.bytes_out += len(comment)
         self.client.transport.write(head + b"%x\r\n%b\r\n" % (len(comment), comment))
 
@@ -578,7 +602,9 @@ class Exchange(RequestBody):
             return None
         if not self.early and (self.pending is not None or not self.status):
             return CONTINUE
-        if self.is_event_stream and self.framing == CHUNKED and self.tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")):
+        if not self.is_event_stream or self.framing != CHUNKED or not isinstance(self.ends, Edges):
+            return None
+        if self.ends.tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")):
             return b"3\r\n:\n\n\r\n"
         return None
 
@@ -669,8 +695,18 @@ class Exchange(RequestBody):
         server.report(self, "refused" if outcome is None else outcome.value)
         client.finished(self)
 
+    def _tokens(self, outcome: str) -> Counts:
+        """As the engine counted them."""
+        if not self.counted:
+            return UNKNOWN
+        counts = UNKNOWN
+        if self.ends is not None:
+            counts = count(self.ends, is_stream=self.is_event_stream, is_whole=outcome == "ok")
+        return (self.told_tokens, counts[1]) if counts[0] is None else counts
+
     def record(self, outcome: str, now: float) -> Record:
         grant, route = self.grant, self.route
+        tokens_in, tokens_out = self._tokens(outcome)
         return Record(
             self.model.id if self.model is not None else "",
             route.kind.value if route is not None else "",
@@ -685,6 +721,8 @@ class Exchange(RequestBody):
             grant.waited_ms if grant is not None else 0,
             self.first_byte_s,
             now - self.begun_at,
+            tokens_in=tokens_in,
+            tokens_out=tokens_out,
             request=self.request,
         )
 

@@ -42,6 +42,7 @@ class Mark(IntEnum):
     ORIGIN = 15
     CREDENTIAL = 16
     OVERRIDE = 17
+    TOKENS = 18
 
 
 _MARKS: Final = {
@@ -61,6 +62,7 @@ _MARKS: Final = {
     b"authorization": Mark.CREDENTIAL,
     b"x-api-key": Mark.CREDENTIAL,
     b"keep-alive": Mark.KEEP_ALIVE,
+    b"x-compute-tokens": Mark.TOKENS,  # of text-embeddings-inference
     b"proxy-connection": Mark.HOP,
     b"te": Mark.HOP,
     b"trailer": Mark.HOP,
@@ -163,3 +165,7 @@ def keep_alive_s(value: bytes) -> float | None:
 
 def is_event_stream(content_type: bytes) -> bool:
     return content_type[:17].lower() == b"text/event-stream"
+
+
+def is_json(content_type: bytes) -> bool:
+    return content_type[:16].lower() == b"application/json"

@@ -27,6 +27,8 @@ class Record(NamedTuple):
     waited_ms: int
     first_byte_s: float | None  # since the admission
     took_s: float
+    tokens_in: int | None = None  # as the engine counted them; None: it did not say
+    tokens_out: int | None = None
     request: int = 0  # its number; 0 = it was never asked for
 
 

@@ -15,6 +15,7 @@ import httptools
 from .heads import SEEN, Headers, Mark, connection_options, keep_alive_s, known_name
 from .limits import KIB, Limits, Stats
 from .spool import Patched, SpoolFile
+from .tokens import header_count
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +112,7 @@ class Upstream(asyncio.Protocol):
         "size",
         "status",
         "surplus",
+        "told_tokens",
         "transport",
         "upgrade",
         "write_paused",
@@ -134,6 +136,7 @@ class Upstream(asyncio.Protocol):
         self.fault = ""
         self.status = self.fed_bytes = self.interims = 0
         self.length: int | None = None
+        self.told_tokens: int | None = None
         self.framing = UNTIL_CLOSE
         self.content_type = b""
         self.options: list[bytes] | None = None
@@ -271,6 +274,8 @@ class Upstream(asyncio.Protocol):
                 self.content_type = value
             case Mark.CONTENT_ENCODING:
                 self.encoded = value.lower() != b"identity"
+            case Mark.TOKENS:
+                self.told_tokens = header_count(value)
             case Mark.CORS:
                 return self.keeps_cors
             case Mark.CACHE_CONTROL:
@@ -350,6 +355,7 @@ class Upstream(asyncio.Protocol):
                 self.options = None
                 self.content_type = b""
                 self.encoded = self.accel = self.cache_control = False
+                self.told_tokens = None
             return
         assert self.parser is not None
         self.done = True
