@@ -38,6 +38,7 @@ from greenroom.core.scheduler import Scheduler
 
 NEVER = float("inf")
 LEAST_UP_S = 0.001
+PATIENT_S_MAX = 7200.0  # requests that wait while nothing but timers happens are given up after this
 AT_ONCE_MAX = 100_000  # events at one instant; more means that the decider spins
 
 
@@ -110,6 +111,8 @@ class Play:
         self._sequence = 0
         self._timer = 0
         self._pending = 0  # of the heap, what is no timer
+        self._waiting: set[int] = set()
+        self._waits_since = at  # nothing but timers happened
         self._in_flight: dict[int, None] = {}
         self._next: dict[int, list[int]] = {}
         for number, arrival in enumerate(load):
@@ -123,15 +126,17 @@ class Play:
         """To the end of the load, or to `until_s`; with an end, idle time up to it is played as well."""
         self._told(Ticked(self.now), self._decider.start())
         at_once = 0
-        while self._heap and (self._pending or until_s < NEVER):
+        while self._heap and (self._pending or self._waiting or until_s < NEVER):
             at = self._heap[0][0]
-            if at > until_s:
+            if at > until_s or (not self._pending and until_s == NEVER and at > self._waits_since + PATIENT_S_MAX):
                 break
             at, _, is_timer, what, args = heapq.heappop(self._heap)
             self._pending -= not is_timer
             at_once = at_once + 1 if at <= self.now else 0
             assert at_once < AT_ONCE_MAX, f"the decider does not let time pass at {at}"
             self.now = max(self.now, at)
+            if not is_timer:
+                self._waits_since = self.now
             what(*args)
         if until_s < NEVER:
             self.now = max(self.now, until_s)
@@ -161,6 +166,7 @@ class Play:
 
     def _arrive(self, number: int) -> None:
         arrival = self._load[number]
+        self._waiting.add(number)
         self._tell(RequestArrived(self.now, number, arrival.model, arrival.priority, client=arrival.client))
 
     def _finish(self, request: int, outcome: Outcome = Outcome.OK) -> None:
@@ -180,8 +186,10 @@ class Play:
         match action:
             case Admit(request=request):
                 self._in_flight[request] = None
+                self._waiting.discard(request)
                 self._at(self.now + self._load[request].service_s, self._finish, request)
             case Refuse(request=request) if request >= 0:
+                self._waiting.discard(request)
                 self._follow(request)
             case Cut(request=request):
                 self._at(self.now, self._finish, request, Outcome.CUT)
