@@ -176,13 +176,15 @@ class Chronicle:
             self._asked.clear()
         return rows
 
-    def restart(self, at: float, why: str) -> list[Row]:
-        """The scheduler's book is built anew: what was under way ends here.  Requests end by `abandon`."""
+    def restart(self, at: float, why: str, *, forget: bool = False) -> list[Row]:
+        """The scheduler's book is built anew: what was under way ends here.  Requests end by `abandon`, or are forgotten."""
         rows: list[Row] = []
         self._rows = rows
         for track in self._tracks.values():
             self._moved(track, at, ok=False, why=why)
         self._tracks = {}
+        if forget:
+            self._open.clear()
         return rows
 
     def abandon(self, request: int, at: float, outcome: str) -> RequestRow | None:

@@ -1,0 +1,330 @@
+"""What can be asked of the ledger, from any thread; never on the event loop.
+
+Lists come newest first, in pages: `next` of one page is the `cursor` of the following.  Times are unix seconds.
+Every answer takes well below a second with a million requests; bench/ledger.py says how long.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from . import schema
+from .rows import BootRow, EventRow, RequestRow, SampleRow, TellRow, TransitionRow
+
+T = TypeVar("T")
+OUTCOMES: Final = ("ok", "client_gone", "engine_broke", "cut", "refused")
+EVER: Final = 1e18  # as a time
+GAP_REQUESTS_MAX: Final = 100_000  # the newest of a model, looked at for its gaps
+PIECES_AT_ONCE: Final = 16
+PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """`ids` are those of the rows, in their order; `next` "" = these are the last."""
+
+    rows: tuple[T, ...]
+    ids: tuple[int, ...] = ()
+    next: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long the admitted and refused requests of one model waited."""
+
+    requests: int
+    waited: int  # of these, longer than a millisecond
+    total_s: float
+    longest_s: float
+    percentiles: Mapping[float, float]  # over all requests
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A model that was served just before another on its device, and how often that one then had to wait long."""
+
+    before: str
+    model: str
+    slow: int
+    total_s: float
+    longest_s: float
+
+
+class Unreadable(Exception):
+    """The ledger cannot be read now; one sentence."""
+
+
+class Reads:
+    """Made by the Ledger; `reader` gives a connection, and a lock where it is shared.  Every method may raise Unreadable."""
+
+    def __init__(self, reader: Callable[[], tuple[sqlite3.Connection, threading.Lock | None]]) -> None:
+        self._reader = reader
+
+    # ------------------------------------------------------------------ rows
+
+    def requests(
+        self,
+        since: float | None = None,
+        until: float | None = None,
+        *,
+        model: str | None = None,
+        outcome: str | None = None,
+        waited_over_s: float | None = None,
+        cursor: str = "",
+        limit: int = 100,
+    ) -> Page[RequestRow]:
+        where: list[tuple[str, Any]] = []
+        if waited_over_s is not None:
+            where.append(("waited_s > ?", waited_over_s))
+        if outcome is not None:
+            where.append(("outcome = ?", outcome))
+        if model is not None:
+            where.append(("model = ?", model))
+        if waited_over_s is not None and waited_over_s >= schema.WAITED_S:
+            index = "INDEXED BY requests_waited"
+            where.append((f"waited_s >= {schema.WAITED_S}", None))
+        elif model is not None:
+            index = "INDEXED BY requests_model"
+        elif outcome is not None and outcome != "ok":
+            index = "INDEXED BY requests_odd"
+            where.append(("outcome <> 'ok'", None))
+        else:
+            index = "INDEXED BY requests_at"
+        span = [*self._window(since, until), *self._after(cursor)]
+        if index.endswith("requests_model") and outcome is None:  # each outcome by itself lies in order there
+            parts = [[*where, ("outcome = ?", each), *span] for each in OUTCOMES]
+        else:
+            parts = [[*where, *span]]
+        columns = f"id, {schema.REQUEST_COLUMNS}"
+        found = [row for part in parts for row in self._list("requests", columns, f"{index} ", part, limit + 1)]
+        found.sort(key=lambda row: (row[1], row[0]), reverse=True)
+        return _page(found, schema.request_from, limit)
+
+    def request(self, request: int) -> RequestRow | None:
+        """By its id in a page, or by its number in the newest run that had it."""
+        columns = f"id, {schema.REQUEST_COLUMNS}"
+        if request >> schema.RUN_SHIFT:
+            found = self._all(f"SELECT {columns} FROM requests WHERE id = ?", request)
+        else:
+            runs = [run for (run,) in self._all("SELECT DISTINCT run FROM boots ORDER BY run DESC")]
+            found = next(
+                (
+                    rows
+                    for run in runs
+                    if (rows := self._all(f"SELECT {columns} FROM requests WHERE id = ?", run << schema.RUN_SHIFT | request))
+                ),
+                [],
+            )
+        return schema.request_from(found[0]) if found else None
+
+    def transitions(
+        self,
+        since: float | None = None,
+        until: float | None = None,
+        *,
+        model: str | None = None,
+        kind: str | None = None,
+        cursor: str = "",
+        limit: int = 100,
+    ) -> Page[TransitionRow]:
+        where = [*_equal(model=model, kind=kind), *self._window(since, until), *self._after(cursor)]
+        found = self._list("transitions", f"id, {schema.TRANSITION_COLUMNS}", "", where, limit + 1)
+        return _page(found, schema.transition_from, limit)
+
+    def tells(
+        self,
+        since: float | None = None,
+        until: float | None = None,
+        *,
+        model: str | None = None,
+        kind: str | None = None,
+        cursor: str = "",
+        limit: int = 100,
+    ) -> Page[TellRow]:
+        where = [*_equal(model=model, kind=kind), *self._window(since, until), *self._after(cursor)]
+        return _page(self._list("tells", f"id, {schema.TELL_COLUMNS}", "", where, limit + 1), schema.tell_from, limit)
+
+    def samples(self, since: float, until: float, *, device: str, limit: int = 1000) -> tuple[SampleRow, ...]:
+        """Oldest first, for a chart.  Of more than `limit`, the one with the most use of each of so many spans of time."""
+        columns = f"id, {schema.SAMPLE_COLUMNS}"
+        where = "WHERE device = ? AND at >= ? AND at < ?"
+        ((count,),) = self._all(f"SELECT count(*) FROM samples {where}", device, since, until)
+        if count <= limit:
+            found = self._all(f"SELECT {columns} FROM samples {where} ORDER BY at", device, since, until)
+        else:
+            columns = columns.replace("used_mib", "max(used_mib)")  # SQLite takes the other columns from the row that has it
+            grouped = "GROUP BY CAST((at - ?) / ? AS INTEGER) ORDER BY at"
+            found = self._all(f"SELECT {columns} FROM samples {where} {grouped}", device, since, until, since, (until - since) / limit)
+        return tuple(map(schema.sample_from, found))
+
+    def events(self, since: float | None = None, until: float | None = None, *, run: int | None = None) -> Iterator[EventRow]:
+        """Oldest first, as they happened, each with its actions; of one run, or of all."""
+        low, high, last = since if since is not None else -EVER, until if until is not None else EVER, 0
+        which = "" if run is None else f"AND run = {int(run)} "
+        while True:
+            pieces = self._all(
+                f"SELECT id, offset_s, lines FROM journal WHERE id > ? AND until >= ? AND at < ? {which}ORDER BY id LIMIT ?",
+                last,
+                low,
+                high,
+                PIECES_AT_ONCE,
+            )
+            for piece, offset_s, lines in pieces:
+                last = piece
+                for line in schema.lines_in(lines):
+                    event = schema.event_from_line(line, offset_s)
+                    if low <= event.at < high:
+                        yield event
+            if len(pieces) < PIECES_AT_ONCE:
+                return
+
+    def boots(self, *, starts: bool = False) -> tuple[BootRow, ...]:
+        """Oldest first.  `starts`: only those of server starts, each of which begins a run; its number is the run's."""
+        where = "WHERE id = run " if starts else ""
+        return tuple(schema.boot_from(row) for row in self._all(f"SELECT id, at, clock, version, setup FROM boots {where}ORDER BY id"))
+
+    # ------------------------------------------------------------------ sums
+
+    def counts(self, since: float | None = None, until: float | None = None) -> dict[str, dict[str, int]]:
+        """Model -> outcome -> requests."""
+        low, high = since if since is not None else -EVER, until if until is not None else EVER
+        pairs = self._all(
+            "WITH RECURSIVE pair(model, outcome) AS ("
+            "SELECT * FROM (SELECT model, outcome FROM requests ORDER BY model, outcome LIMIT 1) UNION ALL "
+            "SELECT (SELECT model FROM requests WHERE (model, outcome) > (pair.model, pair.outcome) ORDER BY model, outcome LIMIT 1), "
+            "(SELECT outcome FROM requests WHERE (model, outcome) > (pair.model, pair.outcome) ORDER BY model, outcome LIMIT 1) "
+            "FROM pair WHERE pair.model IS NOT NULL) SELECT model, outcome FROM pair WHERE model IS NOT NULL"
+        )
+        found: dict[str, dict[str, int]] = {}
+        for model, outcome in pairs:
+            ((count,),) = self._all(
+                "SELECT count(*) FROM requests WHERE model = ? AND outcome = ? AND at >= ? AND at < ?", model, outcome, low, high
+            )
+            if count:
+                found.setdefault(model, {})[outcome] = count
+        return found
+
+    def waits(
+        self, since: float | None = None, until: float | None = None, *, percentiles: Sequence[float] = PERCENTILES
+    ) -> dict[str, Waits]:
+        """Of each model; a request that was admitted at once waited nothing, and counts."""
+        counts = {model: sum(by.values()) for model, by in self.counts(since, until).items()}
+        waited: dict[str, list[float]] = {model: [] for model in counts}
+        where = [(f"waited_s >= {schema.WAITED_S}", None), *self._window(since, until)]
+        for model, wait_s in self._list("requests", "model, waited_s", "INDEXED BY requests_waited ", where, None):
+            waited.setdefault(model, []).append(wait_s)
+        found = {}
+        for model, sorted_s in waited.items():
+            sorted_s.sort()
+            count, zeros = max(counts.get(model, 0), len(sorted_s)), max(0, counts.get(model, 0) - len(sorted_s))
+            points = {}
+            for percent in percentiles:
+                rank = min(count - 1, int(count * percent / 100))
+                points[percent] = sorted_s[rank - zeros] if rank >= zeros else 0.0
+            found[model] = Waits(count, len(sorted_s), sum(sorted_s), sorted_s[-1] if sorted_s else 0.0, points)
+        return found
+
+    def pairs(self, since: float | None = None, until: float | None = None, *, slow_s: float = 1.0, limit: int = 50) -> tuple[Pair, ...]:
+        """Who was served before whom, where it waited at least `slow_s`; most time waited first."""
+        where = [(f"waited_s >= {schema.WAITED_S}", None), ("waited_s >= ?", slow_s), ("before <> ''", None), *self._window(since, until)]
+        sql, values = _where(where)
+        found = self._all(
+            "SELECT before, model, count(*), sum(waited_s), max(waited_s) FROM requests INDEXED BY requests_waited "
+            f"{sql} GROUP BY before, model ORDER BY 4 DESC LIMIT ?",
+            *values,
+            limit,
+        )
+        return tuple(Pair(*row) for row in found)
+
+    def gaps(
+        self, model: str, since: float | None = None, until: float | None = None, *, least_s: float = 0.0
+    ) -> tuple[tuple[float, float], ...]:
+        """(when it began, how long it lasted) of each time without a request of this model, oldest first; of its newest requests."""
+        spans: list[tuple[float, float]] = []
+        for outcome in OUTCOMES:
+            where = [("model = ?", model), ("outcome = ?", outcome), *self._window(since, until)]
+            spans += self._list("requests", "at, at + duration_s", "INDEXED BY requests_model ", where, GAP_REQUESTS_MAX)
+        spans.sort()
+        spans = spans[-GAP_REQUESTS_MAX:]
+        found, idle_at = [], spans[0][1] if spans else 0.0
+        for at, end in spans:
+            if at - idle_at > least_s:
+                found.append((idle_at, at - idle_at))
+            if end > idle_at:
+                idle_at = end
+        return tuple(found)
+
+    def models(self) -> tuple[str, ...]:
+        """Every model that a request asked for."""
+        found: list[str] = []
+        while rows := self._all("SELECT model FROM requests WHERE model > ? ORDER BY model LIMIT 1", found[-1] if found else ""):
+            found.append(rows[0][0])
+        return tuple(found)
+
+    # ------------------------------------------------------------------ how
+
+    @contextmanager
+    def _db(self) -> Iterator[sqlite3.Connection]:
+        try:
+            db, lock = self._reader()
+            if lock is not None:
+                with lock:
+                    yield db
+                return
+            try:
+                yield db
+            finally:
+                db.close()
+        except sqlite3.Error as exc:
+            raise Unreadable(f"the ledger cannot be read: {exc}") from exc
+
+    def _all(self, sql: str, *values: Any) -> list[Any]:
+        with self._db() as db:
+            return db.execute(sql, values).fetchall()
+
+    def _list(self, table: str, columns: str, index: str, where: list[tuple[str, Any]], limit: int | None) -> list[Any]:
+        sql, values = _where(where)
+        order = "" if limit is None else "ORDER BY at DESC, id DESC LIMIT ?"
+        return self._all(f"SELECT {columns} FROM {table} {index}{sql} {order}", *values, *(() if limit is None else (limit,)))
+
+    @staticmethod
+    def _window(since: float | None, until: float | None) -> list[tuple[str, Any]]:
+        found: list[tuple[str, Any]] = []
+        if since is not None:
+            found.append(("at >= ?", since))
+        if until is not None:
+            found.append(("at < ?", until))
+        return found
+
+    @staticmethod
+    def _after(cursor: str) -> list[tuple[str, Any]]:
+        """Raises ValueError for a cursor that no page gave."""
+        if not cursor:
+            return []
+        at, _, row = cursor.partition("~")
+        return [("(at, id) < (?, ?)", (float(at), int(row)))]
+
+
+def _equal(**values: str | None) -> list[tuple[str, Any]]:
+    return [(f"{name} = ?", value) for name, value in values.items() if value is not None]
+
+
+def _where(where: Sequence[tuple[str, Any]]) -> tuple[str, list[Any]]:
+    values: list[Any] = []
+    for _, value in where:
+        if isinstance(value, tuple):
+            values.extend(value)
+        elif value is not None:
+            values.append(value)
+    return ("WHERE " + " AND ".join(condition for condition, _ in where) if where else ""), values
+
+
+def _page(found: Sequence[Any], make: Callable[[Sequence[Any]], T], limit: int) -> Page[T]:
+    kept = found[:limit]
+    more = f"{kept[-1][1]!r}~{kept[-1][0]}" if kept and len(found) > limit else ""
+    return Page(tuple(map(make, kept)), tuple(row[0] for row in kept), more)

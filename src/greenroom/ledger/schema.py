@@ -1,0 +1,179 @@
+"""The ledger's file: its tables, and rows to and from them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from greenroom.core.facts import Action, Event
+
+from . import codec
+from .rows import BootRow, EventRow, RequestRow, SampleRow, TellRow, TransitionRow
+
+RUN_SHIFT: Final = 32  # a request's id: its run (the boot of its server's start), then its number
+WAITED_S: Final = 0.001  # requests that waited less are not in the index of those that waited
+
+# Each statement list leads from the schema of its place to the next one; a new file takes all of them.
+STEPS: Final = (
+    (
+        "CREATE TABLE boots (id INTEGER PRIMARY KEY, run INTEGER NOT NULL, at REAL NOT NULL, clock REAL NOT NULL, version TEXT NOT NULL, "
+        "setup BLOB NOT NULL)",
+        "CREATE TABLE requests (id INTEGER PRIMARY KEY, at REAL NOT NULL, model TEXT NOT NULL, generation INTEGER NOT NULL, "
+        "client TEXT NOT NULL, priority TEXT NOT NULL, path TEXT NOT NULL, queue_s REAL NOT NULL, gate_s REAL NOT NULL, "
+        "load_s REAL NOT NULL, wake_s REAL NOT NULL, waited_s REAL NOT NULL, first_byte_s REAL, duration_s REAL NOT NULL, "
+        "tokens_in INTEGER, tokens_out INTEGER, start TEXT NOT NULL, outcome TEXT NOT NULL, status INTEGER NOT NULL, "
+        "code TEXT NOT NULL, before TEXT NOT NULL)",
+        "CREATE INDEX requests_at ON requests (at)",
+        "CREATE INDEX requests_model ON requests (model, outcome, at, duration_s)",
+        f"CREATE INDEX requests_waited ON requests (at, model, waited_s, before, outcome) WHERE waited_s >= {WAITED_S}",
+        "CREATE INDEX requests_odd ON requests (outcome, at) WHERE outcome <> 'ok'",
+        "CREATE TABLE transitions (id INTEGER PRIMARY KEY, at REAL NOT NULL, model TEXT NOT NULL, generation INTEGER NOT NULL, "
+        "kind TEXT NOT NULL, devices TEXT NOT NULL, took_s REAL NOT NULL, ok INTEGER NOT NULL, level INTEGER NOT NULL, "
+        "reason TEXT NOT NULL, cause TEXT NOT NULL, why TEXT NOT NULL, mib TEXT NOT NULL, waiters INTEGER NOT NULL, "
+        "evicted_for TEXT NOT NULL, phases TEXT NOT NULL)",
+        "CREATE INDEX transitions_at ON transitions (at)",
+        "CREATE INDEX transitions_model ON transitions (model, at)",
+        "CREATE TABLE tells (id INTEGER PRIMARY KEY, at REAL NOT NULL, model TEXT NOT NULL, kind TEXT NOT NULL, level TEXT NOT NULL, "
+        "text TEXT NOT NULL)",
+        "CREATE INDEX tells_at ON tells (at)",
+        "CREATE INDEX tells_model ON tells (model, at)",
+        "CREATE TABLE samples (id INTEGER PRIMARY KEY, at REAL NOT NULL, device TEXT NOT NULL, reserved_mib INTEGER NOT NULL, "
+        "used_mib INTEGER, outside_mib INTEGER NOT NULL, own_mib TEXT NOT NULL)",
+        "CREATE INDEX samples_at ON samples (at)",
+        "CREATE INDEX samples_device ON samples (device, at)",
+        # Events lie in packed pieces: alone they would take ten times the room.
+        "CREATE TABLE journal (id INTEGER PRIMARY KEY, run INTEGER NOT NULL, at REAL NOT NULL, until REAL NOT NULL, "
+        "offset_s REAL NOT NULL, count INTEGER NOT NULL, lines BLOB NOT NULL)",
+        "CREATE INDEX journal_until ON journal (until)",
+    ),
+)
+VERSION: Final = len(STEPS)
+PRUNED: Final = ("journal", "samples", "tells", "transitions", "requests")  # boots are few; those without events go with the journal
+
+REQUEST_COLUMNS: Final = (
+    "at, model, generation, client, priority, path, queue_s, gate_s, load_s, wake_s, first_byte_s, duration_s, tokens_in, tokens_out, "
+    "start, outcome, status, code, before"
+)
+TRANSITION_COLUMNS: Final = "at, model, generation, kind, devices, took_s, ok, level, reason, cause, why, mib, waiters, evicted_for, phases"
+TELL_COLUMNS: Final = "at, model, kind, level, text"
+SAMPLE_COLUMNS: Final = "at, device, reserved_mib, used_mib, outside_mib, own_mib"
+
+INSERTS: Final[Mapping[str, str]] = {
+    "boots": "INSERT INTO boots VALUES (?, ?, ?, ?, ?, ?)",
+    "requests": f"INSERT OR REPLACE INTO requests (id, {REQUEST_COLUMNS}, waited_s) VALUES ({', '.join('?' * 21)})",
+    "transitions": f"INSERT INTO transitions ({TRANSITION_COLUMNS}) VALUES ({', '.join('?' * 15)})",
+    "tells": f"INSERT INTO tells ({TELL_COLUMNS}) VALUES (?, ?, ?, ?, ?)",
+    "samples": f"INSERT INTO samples ({SAMPLE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
+    "journal": "INSERT INTO journal (run, at, until, offset_s, count, lines) VALUES (?, ?, ?, ?, ?, ?)",
+}
+
+
+def migrate(db: sqlite3.Connection) -> None:
+    """Bring the file to VERSION; raises sqlite3.DatabaseError, before anything is changed, for one of a newer greenroom."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version > VERSION:
+        raise sqlite3.DatabaseError(f"it was written by a newer greenroom: schema {version}, this one reads {VERSION}")
+    db.execute("BEGIN IMMEDIATE")
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    for step in STEPS[version:]:
+        for statement in step:
+            db.execute(statement)
+    db.execute(f"PRAGMA user_version = {VERSION}")
+    db.execute("COMMIT")
+
+
+# ------------------------------------------------------------------ rows out of values, values out of rows
+
+
+def request_values(row: RequestRow) -> tuple[Any, ...]:
+    """Its number first: which run it belongs to is known where it is written."""
+    waited_s = row.queue_s + row.gate_s + row.load_s + row.wake_s
+    return (
+        row.request, row.at, row.model, row.generation, row.client, row.priority, row.path, row.queue_s, row.gate_s, row.load_s, row.wake_s,
+        row.first_byte_s, row.duration_s, row.tokens_in, row.tokens_out, row.start, row.outcome, row.status, row.code, row.before, waited_s,
+    )  # fmt: skip
+
+
+def request_from(found: Sequence[Any]) -> RequestRow:
+    number, at, model, generation, client, priority, path, *rest = found
+    return RequestRow(number & (1 << RUN_SHIFT) - 1, at, model, generation, client, priority, path, *rest)
+
+
+def transition_values(row: TransitionRow) -> tuple[Any, ...]:
+    return (
+        row.at, row.model, row.generation, row.kind, _packed(row.devices), row.took_s, row.ok, row.level, row.reason, row.cause, row.why,
+        _packed(row.mib), row.waiters, row.evicted_for, _packed(row.phases),
+    )  # fmt: skip
+
+
+def transition_from(found: Sequence[Any]) -> TransitionRow:
+    _, at, model, generation, kind, devices, took_s, ok, level, reason, cause, why, mib, waiters, evicted_for, phases = found
+    return TransitionRow(
+        at, model, generation, kind, tuple(json.loads(devices)), took_s, bool(ok), level, reason, cause, why, json.loads(mib), waiters,
+        evicted_for, json.loads(phases),
+    )  # fmt: skip
+
+
+def tell_values(row: TellRow) -> tuple[Any, ...]:
+    return (row.at, row.model, row.kind, row.level, row.text)
+
+
+def tell_from(found: Sequence[Any]) -> TellRow:
+    return TellRow(*found[1:])
+
+
+def sample_values(row: SampleRow) -> tuple[Any, ...]:
+    return (row.at, row.device, row.reserved_mib, row.used_mib, row.outside_mib, _packed(row.own_mib))
+
+
+def sample_from(found: Sequence[Any]) -> SampleRow:
+    _, at, device, reserved_mib, used_mib, outside_mib, own_mib = found
+    return SampleRow(at, device, reserved_mib, used_mib, outside_mib, json.loads(own_mib))
+
+
+def boot_from(found: Sequence[Any]) -> BootRow:
+    boot, at, clock, version, setup = found
+    return BootRow(boot, at, clock, version, json.loads(zlib.decompress(setup)))
+
+
+def packed_setup(setup: Mapping[str, Any]) -> bytes:
+    return zlib.compress(msgspec.json.encode(setup))
+
+
+def _packed(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False) if value else ("[]" if isinstance(value, tuple) else "{}")
+
+
+# ------------------------------------------------------------------ the journal's lines
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def line_of(event: Event, actions: Iterable[Action]) -> bytes:
+    """One event with its actions; what msgspec writes by itself, so that it costs next to nothing."""
+    return _encode((type(event).__name__, event, [(type(action).__name__, action) for action in actions]))
+
+
+def lost_line(at: float, count: int) -> bytes:
+    """Stands where events could not be kept."""
+    return _encode(("Lost", {"at": at, "count": count}, []))
+
+
+def event_from_line(line: bytes, offset_s: float) -> EventRow:
+    kind, event, actions = msgspec.json.decode(line)
+    clock = event.get("at", 0.0)
+    told = tuple({codec.TYPE: name, **action} for name, action in actions)
+    return EventRow(clock + offset_s, clock, kind, event.get("model", ""), {codec.TYPE: kind, **event}, told)
+
+
+def packed_lines(lines: Iterable[bytes]) -> bytes:
+    return zlib.compress(b"\n".join(lines), 1)
+
+
+def lines_in(blob: bytes) -> list[bytes]:
+    return zlib.decompress(blob).split(b"\n")
