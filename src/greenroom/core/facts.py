@@ -265,6 +265,7 @@ class InstanceReported:
     level: int = 0  # with ASLEEP
     samples: tuple[MemoryMeasured, ...] = ()  # with STOPPED and ASLEEP: its devices, measured after it left
     unfit_levels: tuple[int, ...] = ()  # with READY: sleep levels this instance must not use
+    phases: Mapping[str, float] = field(default_factory=dict)  # of a start: when each ended, seconds from its spawn; told, never decided by
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,9 @@ class Costs:
     doze: SleepTier | None = None  # what it falls to by itself
 
 
+LOGGED_PHASES = ("listen", "weights", "compile", "graphs")  # of a start, in no fixed order; greenroom itself sees the others
+
+
 class Engine(Protocol):
     """One dialect, bound to one model's configuration."""
 
@@ -157,6 +160,13 @@ class Engine(Protocol):
 
     def is_ready_hint(self, line: str) -> bool:
         """Whether a log line says that it is about ready: probe at once."""
+
+    def phase_of(self, line: str) -> str:
+        """The phase of a start that this log line ends, one of LOGGED_PHASES; "" = none.
+
+        Of several lines the last counts, of `listen` the first.
+        """
+        ...
 
     def ending(self, exit_code: int | None, log_tail: Sequence[str]) -> Ending: ...
 

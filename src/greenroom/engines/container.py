@@ -163,6 +163,9 @@ class Containerized:
     def is_ready_hint(self, line: str) -> bool:
         return self.inner.is_ready_hint(line)
 
+    def phase_of(self, line: str) -> str:
+        return self.inner.phase_of(line)
+
     def ending(self, exit_code: int | None, log_tail: Sequence[str]) -> Ending:
         return self.inner.ending(exit_code, log_tail)
 

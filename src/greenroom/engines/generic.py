@@ -51,6 +51,9 @@ class Generic:
     key_flags: ClassVar[tuple[str, ...]] = ("--api-key",)
     key_variables: ClassVar[tuple[str, ...]] = ()
     ready_lines: ClassVar[re.Pattern[str]] = re.compile(r"listening on|Uvicorn running on|Application startup complete", re.IGNORECASE)
+    phase_lines: ClassVar[re.Pattern[str]] = re.compile(
+        r"(?P<listen>listening on|Uvicorn running on|Application startup complete)", re.IGNORECASE
+    )  # a group's name is the phase that its line ends
 
     term_again_s: ClassVar[float | None] = None  # see Launch
     canary_extras: ClassVar[Mapping[str, Any]] = {}  # more parameters of a greedy completion
@@ -153,6 +156,10 @@ class Generic:
 
     def is_ready_hint(self, line: str) -> bool:
         return self.ready_lines.search(line) is not None
+
+    def phase_of(self, line: str) -> str:
+        found = self.phase_lines.search(line)
+        return found.lastgroup or "" if found is not None else ""
 
     # --------------------------------------------------------------------------------------------------------- numbers
 

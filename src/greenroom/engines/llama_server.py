@@ -45,6 +45,9 @@ class LlamaServer(Generic):
     canary_extras: ClassVar[Mapping[str, Any]] = {"ignore_eos": True}
     term_again_s: ClassVar[float | None] = 1.0  # a TERM just after it became ready can be swallowed
     ready_lines: ClassVar[re.Pattern[str]] = re.compile(r"listening on http|server is listening|model loaded|all slots are idle")
+    phase_lines: ClassVar[re.Pattern[str]] = re.compile(
+        r"(?P<listen>listening on http|server is listening)|(?P<weights>\bmodel loaded\b)",
+    )
 
     # ------------------------------------------------------------------------------------------------------- launching
 

@@ -36,6 +36,12 @@ class Sglang(Generic):
     port_flags: ClassVar[tuple[str, ...]] = ("--port",)
     host_flags: ClassVar[tuple[str, ...]] = ("--host",)
     ready_lines: ClassVar[re.Pattern[str]] = re.compile(r"The server is fired up and ready to roll|Application startup complete")
+    phase_lines: ClassVar[re.Pattern[str]] = re.compile(
+        r"(?P<listen>Uvicorn running on|Application startup complete)"
+        r"|(?P<weights>Load weight end)"
+        r"|(?P<graphs>Capture (?:\w+ )*cuda graph end)",
+        re.IGNORECASE,
+    )
     canary_extras: ClassVar[Mapping[str, Any]] = {"ignore_eos": True}
 
     def own_env(self, devices: Sequence[DeviceRef]) -> dict[str, str]:

@@ -22,6 +22,7 @@ class Tei(Generic):
     public_by_default: ClassVar[bool] = True
     key_variables: ClassVar[tuple[str, ...]] = ("API_KEY",)
     ready_lines: ClassVar[re.Pattern[str]] = re.compile(r"\bReady\b|Starting HTTP server")
+    phase_lines: ClassVar[re.Pattern[str]] = re.compile(r"(?P<listen>Starting (?:HTTP|gRPC) server)|(?P<weights>Warming up model)")
 
     def estimate(self, devices: Sequence[DeviceRef]) -> Estimate:
         weights = folder_mib(self.model_path())  # where its own hub cache lies is the image's business

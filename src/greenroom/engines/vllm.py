@@ -42,6 +42,12 @@ class Vllm(Generic):
     public_by_default: ClassVar[bool] = True
     key_variables: ClassVar[tuple[str, ...]] = ("VLLM_API_KEY",)
     ready_lines: ClassVar[re.Pattern[str]] = re.compile(r"Application startup complete|Uvicorn running on|Starting vLLM API server")
+    phase_lines: ClassVar[re.Pattern[str]] = re.compile(
+        r"(?P<listen>Starting vLLM (?:API )?server|Uvicorn running on|Application startup complete)"
+        r"|(?P<weights>Loading (?:model )?weights took|Model loading took)"
+        r"|(?P<compile>torch\.compile (?:(?:takes|took) [\d.]+ s|and initial profiling))"
+        r"|(?P<graphs>Graph capturing finished)"
+    )
     canary_extras: ClassVar[Mapping[str, Any]] = {"ignore_eos": True}
 
     # ------------------------------------------------------------------------------------------------------- launching

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from greenroom.config.model import ModelConfig
@@ -47,6 +47,28 @@ TAIL_LINES = 400  # of an engine that ended: the root cause may stand far above 
 DOZE_LEVEL = 1
 
 
+class Phases:
+    """When each phase of a start ended, seconds from the moment its process was asked for."""
+
+    def __init__(self, ring: LogRing, engine: Engine, clock: Callable[[], float]) -> None:
+        self._phase_of, self._clock, self._began_at = engine.phase_of, clock, clock()
+        self.ended_s: dict[str, float] = {}
+        self._undo = ring.listen(self._hear)
+
+    def _hear(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            if (phase := self._phase_of(line)) and not (phase == "listen" and phase in self.ended_s):
+                self.note(phase)
+
+    def note(self, phase: str) -> None:
+        self.ended_s[phase] = round(self._clock() - self._began_at, 4)
+
+    def close(self) -> dict[str, float]:
+        """Hear no more; what was heard."""
+        self._undo()
+        return self.ended_s
+
+
 @dataclass(slots=True)
 class Running:
     """One live engine process of ours."""
@@ -70,6 +92,7 @@ class Running:
     asleep: int = 0  # the level it sleeps at; 0 = it does not
     heard: deque[str] = field(default_factory=lambda: deque(maxlen=HEARD_LINES_MAX))  # its log lines during a sleep or a wake
     compare_next: bool = False  # its last wake failed half-way: what it answers is compared after the next
+    phases: Phases | None = None  # of its start, while it starts
     turns: int = 0  # sleeps and wakes begun
     asleep_at: float = 0.0  # when it was last reported to sleep
 
@@ -169,6 +192,7 @@ class HostCrew:
                 return None  # while it was spawned: it is ended by the stop that waits for us
             try:
                 await self._until_ready(running, began_at)
+                phases = self._phases_of(running)
             except NotReady as exc:
                 if running.stopping:
                     return None
@@ -180,7 +204,7 @@ class HostCrew:
             if running.stopping:
                 return None
             running.ready = True
-            return await self._ready(running, began_at, unfit, why)
+            return replace(await self._ready(running, began_at, unfit, why), phases=phases)
         raise AssertionError("unreachable")
 
     async def _prepare_sleep(self, running: Running) -> tuple[tuple[int, ...], str]:
@@ -228,14 +252,26 @@ class HostCrew:
         ring.note(f"[greenroom: start {action.generation} on {', '.join(action.devices)}, port {launch.port}]")
         token = f"{action.generation}-{os.getpid()}-{port}-{int(self._clock() * 1e6):x}"
         self._ports.add(launch.port)  # before it is bound: another start must not choose it
+        phases = Phases(ring, engine, self._clock)
         try:
             process = await spawn(launch, token=token, log=ring, supervisor=self._supervisor)
         except SpawnError:
             self._ports.discard(launch.port)
+            phases.close()
             raise
+        phases.note("spawn")
         running = Running(action.model, action.generation, engine, launch, process, refs, launch.port, launch.host)
+        running.phases = phases
         self.running[action.model] = running
         return running
+
+    def _phases_of(self, running: Running) -> dict[str, float]:
+        """Its start is over, one way or the other."""
+        phases, running.phases = running.phases, None
+        if phases is None:
+            return {}
+        phases.note("ready")
+        return phases.close()
 
     def _choose_port(self, model: str, engine: Engine) -> int:
         wanted = self._last_port.get(model)
@@ -625,6 +661,7 @@ class HostCrew:
         return running if running is not None and running.generation == generation else None
 
     def _forget(self, running: Running) -> None:
+        self._phases_of(running)
         running.gone.set()
         self._ports.discard(running.port)
         if self.running.get(running.model) is running:
