@@ -117,6 +117,8 @@ def _advance_gate(stage: Stage, move: Move) -> bool:
         if not any(victim.instance.in_flight for victim in alive if victim.state is State.DRAINING):
             _gate(stage, target, alive)  # served meanwhile, now keeps the target waiting: it drains too
         return _cut_overdue(stage, move, alive)
+    if any(victim.instance.suspect for victim in alive):
+        return False  # whether it lives is being looked at: word of that comes in a moment
     why = f"{target.id} needed {gib(_wanted_mib(stage, target, move))}"
     sleepers = [stage.entries[name] for name in move.victims if stage.entries[name].state is State.ASLEEP]
     for victim in alive + sleepers:

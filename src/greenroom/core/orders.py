@@ -254,7 +254,7 @@ def ladder(stage: Stage, entry: Entry) -> None:
     """ready -> asleep after `sleep_after`, -> stopped after `ttl`; the clock starts at ready and at the last end."""
     if entry.pinned or entry.order or entry.retire or stage.shutting_down:
         return
-    if stage.move_of(entry) is not None:
+    if stage.move_of(entry) is not None or entry.instance.suspect:
         stage.wake_at(stage.now + LANE_RETRY_S, entry)
         return
     if entry.state not in (State.READY, State.ASLEEP) or not is_idle(entry):

@@ -152,7 +152,7 @@ def _rivals(stage: Stage, entry: Entry, idle_only: bool) -> list[Entry] | None:
 
 
 def _may_go(stage: Stage, entry: Entry, idle_only: bool) -> bool:
-    if entry.pinned or entry.order or entry.retire:
+    if entry.pinned or entry.order or entry.retire or entry.instance.suspect:
         return False
     if stage.now - entry.instance.ready_at < stage.policy.min_residency_s:
         return False

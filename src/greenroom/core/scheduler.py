@@ -359,7 +359,7 @@ class Scheduler:
             for sample in event.samples:  # whoever takes the room must know what others took of it meanwhile
                 self._measured(sample)
         elif event.state is State.READY:
-            if entry.state is State.STOPPING or (entry.state in RISING and event.took_s is None):
+            if entry.state is State.STOPPING or (entry.state is State.WAKING and event.took_s is None):
                 return False  # it got ready just as it was stopped: STOPPED follows; or only a look at it, while it is woken
             became_ready(stage, entry, event)
         elif event.state is State.ASLEEP and (entry.state in (State.GOING_TO_SLEEP, State.WAKING) or self._may_doze(entry)):

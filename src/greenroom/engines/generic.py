@@ -6,10 +6,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from greenroom.config import secrets
 from greenroom.config.model import CallConfig, ModelConfig, SleepConfig
@@ -111,8 +111,16 @@ class Generic:
         words = (*self.config.argv, *self.config.stop_argv, *(container.args if container is not None else ()))
         found = [*secrets.in_arguments(words), self.engine_key()]
         found += [value for name, value in self.env.items() if secrets.NAME.search(name)]
+        found += [value for name, value in self._declared_values() if secrets.NAME.search(name)]
         parts = [part.strip() for value in found for part in (value, *value.split(","))]
         return tuple(dict.fromkeys(part for part in parts if len(part) >= SECRET_CHARS_MIN))
+
+    def _declared_values(self) -> Iterator[tuple[str, str]]:
+        """What the sleep and wake calls of the config carry, by name: in their queries, and in the first layer of their bodies."""
+        declared = self.config.sleep_calls
+        for call in (*declared.sleep, *declared.wake) if declared is not None else ():
+            yield from parse_qsl(urlsplit(call.path).query)
+            yield from ((name, value) for name, value in (call.body or {}).items() if isinstance(value, str))
 
     def pinned_devices(self) -> tuple[str, ...]:
         """UUIDs or bus indices named in the operator's environment; () = greenroom chooses."""

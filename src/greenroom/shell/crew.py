@@ -41,6 +41,7 @@ VERIFY_S_MAX = 2.0
 LIMIT_SLACK_S = 1.0  # one call gives up later than the whole sleep or wake, whose end tells which limit it was
 STALLED_GRACE_S = 0.5
 STEADY_SHARE = 0.01  # two looks at a sleeper's memory that differ by less tell what it keeps
+STEADY_POLL_S_MIN = 0.01
 STEADY_S_MAX = 2.0  # where nothing was given back
 HEARD_LINES_MAX = 500  # of an engine's log, while it is woken
 TAIL_LINES = 400  # of an engine that ended: the root cause may stand far above its last words
@@ -465,9 +466,9 @@ class HostCrew:
     async def _fell_asleep(
         self, running: Running, began_at: float | None, measured: dict[str, int], why: str = ""
     ) -> InstanceReported | None:
-        host_mib = await asyncio.to_thread(self._host_mib, running)
         elsewhere = (ref for ref in self.stage.devices.values() if ref.kind == "ram" and ref not in running.devices)
-        samples = await self.look([*running.devices, *elsewhere])
+        refs = [*running.devices, *elsewhere]
+        host_mib, samples = await asyncio.gather(asyncio.to_thread(self._host_mib, running), self.look(refs))
         if running.stopping:
             return None
         running.asleep_at = self._clock()
@@ -544,8 +545,10 @@ class HostCrew:
     async def _steady(self, running: Running, before: Mapping[str, int]) -> dict[str, int]:
         """MiB it keeps: looked at until it stays the same, and for a while where it gave nothing back."""
         began_at, last = self._clock(), await self.measure(running)
+        pause_s = STEADY_POLL_S_MIN
         while any(ref.kind in ("gpu", "mig") for ref in running.devices) and self._clock() - began_at < self._release_s_max:
-            await asyncio.sleep(RELEASE_POLL_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(RELEASE_POLL_S, 2 * pause_s)
             now = await self.measure(running)
             given_back = any(now.get(device, 0) < mib * (1 - RELEASE_SHARE) for device, mib in before.items())
             steady = all(abs(mib - last.get(device, 0)) <= max(1, STEADY_SHARE * mib) for device, mib in now.items())

@@ -131,7 +131,7 @@ class Sleeper:
             reply = await self._made(call, deadline)
             if not reply.ok and not (call.optional and reply.status in NOT_KNOWN):
                 said = reply.text()
-                lines = [*self.heard(), *reply.body[: 64 * 1024].decode("utf-8", "replace").splitlines()]
+                lines = [*self.heard(), *reply.body[: 64 * 1024].decode("utf-8", "replace").splitlines()[:200]]
                 raise Trouble(f"{call.method} {call.path} answered {reply.status} {said}".rstrip(), no_room=ran_out(lines))
         if recipe.check is None:
             return
