@@ -18,7 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
-from greenroom.control import render, sse
+from greenroom.control import pages, render, sse
 from greenroom.control.facade import Facade, Result
 from greenroom.core.facts import Operation, State
 from greenroom.core.views import ModelView
@@ -30,7 +30,7 @@ READERS: web.AppKey[sse.Readers] = web.AppKey("readers", sse.Readers)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-LATER = {"ui": "the page", "metrics": "the metrics route"}  # first part of a path -> what will be there
+LATER = {"metrics": "the metrics route"}  # first part of a path -> what will be there
 
 WAIT_S_MAX = 600.0
 LOG_LINES_DEFAULT = 200
@@ -73,6 +73,7 @@ def make_app(facade: Facade, limits: sse.StreamLimits | None = None) -> web.Appl
     app.router.add_get("/api/version", get_version, allow_head=False)
     app.router.add_get("/api/events", get_events, allow_head=False)
     app.router.add_get("/api/logs", get_own_logs, allow_head=False)
+    pages.add_pages(app.router, pages.read_pages())
     add_aliases(app.router)
     # The name may hold slashes; `s` because a decoded name may even hold a line end.  Longer routes first.
     for operation in Operation:

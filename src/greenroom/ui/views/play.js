@@ -1,0 +1,79 @@
+/* Playground: try a model, and see what the wait was made of. Nothing is sent before the button is pressed. */
+
+import {jsonOrNull} from '../api.js';
+import {copy} from '../copy.js';
+import {h} from '../paint.js';
+import {choice, select} from '../parts.js';
+import {bodies, chat, ROUTES} from '../playground.js';
+import {put, setQuery, store, ui} from '../store.js';
+import {about, many} from '../words.js';
+import {chatBox, embedBox, rerankBox} from './play_boxes.js';
+
+const KINDS = [['chat', 'chat'], ['embed', 'embed'], ['rerank', 'rerank']];
+const HINTS = {rerank: /rerank/i, embed: /embed|bge|e5|gte|minilm/i};
+const BOXES = {chat: chatBox, embed: embedBox, rerank: rerankBox};
+
+let listed; // names from /v1/models, for a key that may not look
+
+export function play(picture, {query}) {
+  const kind = BOXES[query.get('kind')] ? query.get('kind') : 'chat';
+  const names = picture ? picture.models.map(one => one.id) : namesAlone();
+  if (!names.length) return h('div', {class: 'pad'}, h('h1', {}, 'Playground'), h('p', {class: 'mut'}, listed === undefined && !picture ? 'Reading…' : 'No model can be called with this key.'));
+  const asked = query.get('model');
+  const model = names.includes(asked) ? asked : likely(names, kind);
+  return h('div', {class: 'pad'}, h('h1', {}, 'Playground'),
+    h('div', {class: 'tools'}, choice('Kind', KINDS, kind, value => setQuery('kind', value === 'chat' ? '' : value))),
+    h('div', {class: 'play'}, h('div', {},
+      h('label', {}, 'Model', select('Model', names.map(one => [one, one]), model, value => setQuery('model', value))),
+      kind === 'chat' ? knobs() : null, h('p', {class: 'mut expect'}, expectation(picture?.byId.get(model)))),
+    h('div', {}, BOXES[kind](model), request(kind, model))));
+}
+
+function namesAlone() {
+  if (listed === undefined) {
+    listed = null;
+    jsonOrNull('v1/models').then(value => {
+      listed = (value?.data || []).map(one => one.id);
+      put();
+    }, () => {
+      listed = [];
+      put();
+    });
+  }
+  return listed || [];
+}
+
+/** By the name alone; the user knows better. */
+function likely(names, kind) {
+  const fits = name => (HINTS[kind] ? HINTS[kind].test(name) : !HINTS.rerank.test(name) && !HINTS.embed.test(name));
+  const ready = store.picture?.models.find(one => one.state === 'ready' && fits(one.id));
+  return ready?.id ?? names.find(fits) ?? names[0];
+}
+
+function knobs() {
+  const field = (text, name, props) => h('label', {}, text, h('input', {type: 'number', value: String(chat[name]), oninput: event => {
+    const value = Number(event.target.value);
+    if (event.target.value && isFinite(value)) chat[name] = value;
+  }, ...props}));
+  return [field('Longest answer, tokens', 'tokens', {min: '1', max: '100000'}), field('Temperature', 'temperature', {min: '0', max: '2', step: '0.1'})];
+}
+
+/** What will happen when the request is sent. */
+function expectation(m) {
+  if (!m) return 'This counts as a request of your key.';
+  const wait = about(m.eta_s ?? (m.state === 'asleep' ? m.wake_s : m.cold_s));
+  if (m.blocked) return `It cannot start as things are: ${m.blocked}.`;
+  if (m.state === 'ready') return m.queued ? `Busy: ${many(m.queued, 'request')} wait before yours.` : 'Ready. It answers at once.';
+  const now = m.state === 'asleep' ? 'is asleep' : m.state === 'stopped' || m.state === 'failed' ? 'is not loaded' : 'is on its way';
+  return `${m.id} ${now}; a first answer takes ${wait || 'a while'} now. Sending this puts it in the queue like any other client, and others may have to make room.`;
+}
+
+function request(kind, model) {
+  const body = bodies[kind](model);
+  const curl = () => `curl -sS ${new URL(`../${ROUTES[kind]}`, document.baseURI).href} -H 'Content-Type: application/json' ${store.me?.key_name ? '-H "Authorization: Bearer $GREENROOM_API_KEY" ' : ''}-d '${JSON.stringify(body).replaceAll("'", "'\\''")}'`;
+  return [h('div', {key: 'more', class: 'head more'}, h('button', {type: 'button', class: 'quiet', 'aria-expanded': String(!!ui.open.request), onclick: () => {
+    ui.open.request = !ui.open.request;
+    put();
+  }}, ui.open.request ? 'Hide request' : 'Show request'), h('button', {type: 'button', class: 'quiet', onclick: event => copy(curl(), event.target)}, 'Copy as curl')),
+  ui.open.request ? h('pre', {key: 'body', class: 'body', tabindex: '0', 'aria-label': 'Request'}, `POST /${ROUTES[kind]}\n\n${JSON.stringify(body, null, 2)}`) : null];
+}
