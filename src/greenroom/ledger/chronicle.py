@@ -126,7 +126,7 @@ class Chronicle:
         self._sampled: dict[str, float] = {}
         self._asked: dict[str, Tell] = {}  # within one event: the sentence that goes before a transition
         self._rows: list[Row] = []
-        self._take(setup)
+        self.take(setup)
         self._doers: dict[type[Any], Callable[[float, Any], None]] = {
             Admit: self._admitted,
             Refuse: self._refused,
@@ -167,7 +167,7 @@ class Chronicle:
                 one.waiting = True
                 one.track.waiting += 1
         elif isinstance(event, SetupChanged):
-            self._take(event.setup)
+            self.take(event.setup)
         if actions:
             doers = self._doers
             for action in actions:
@@ -203,7 +203,8 @@ class Chronicle:
     def open_requests(self) -> int:
         return len(self._open)
 
-    def _take(self, setup: Setup) -> None:
+    def take(self, setup: Setup) -> None:
+        """These settings hold from now on."""
         self._models = {model.id: model for model in setup.models}
         for name, track in list(self._tracks.items()):
             if name not in self._models and track.is_home and not track.waiting:

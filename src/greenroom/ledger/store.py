@@ -1,6 +1,7 @@
 """The ledger's writer: takes what happens from the event loop, writes it in a thread of its own.
 
-    ledger = Ledger(path, setup)
+    ledger = Ledger(path)
+    ledger.boot(setup, version)
     shell.hooks.append(ledger.saw)          # each costs the loop a microsecond
     ledger.ended(record)                    # the data plane's word about a request that ended
     ledger.find.requests(model="a")         # any thread, see `reads`
@@ -112,8 +113,6 @@ class Ledger:
     def __init__(
         self,
         path: str | os.PathLike[str] | None,
-        setup: Setup,
-        version: str = "",
         *,
         limits: Limits | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -129,8 +128,7 @@ class Ledger:
         self._closing = False
         self._disk = _Disk(Path(path) if path is not None else None, self.limits)
         self.find = Reads(self._disk.reader)
-        offset_s = wall() - clock()
-        self._chronicle = Chronicle(setup, offset_s)
+        self._chronicle = Chronicle(Setup((), ()), wall() - clock())
         self._halves: dict[int, tuple[RequestRow, float]] = {}  # of the core, waiting for the record
         self._records: dict[int, _Ended] = {}  # of the data plane, waiting for the core
         self._lines: list[bytes] = []
@@ -139,7 +137,6 @@ class Ledger:
         self._dropped_seen = 0
         self._failed = False
         self._pruned_at = clock()
-        self.boot(setup, version)
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
         self._thread.start()
 
@@ -155,7 +152,7 @@ class Ledger:
             self._take(_Ended(record, self._clock()))
 
     def boot(self, setup: Setup, version: str = "", *, why: str = "") -> None:
-        """These settings hold from now on: at the start, after a reload, and (with `why`) when the book is built anew."""
+        """These settings hold from now on: at the start, before a reload, and (with `why`) when the book is built anew."""
         self._queue.append(_Boot(self._clock(), setup, version, why))  # however long the queue is: nothing is read without it
         self._some.set()
 
@@ -300,6 +297,7 @@ class Ledger:
         if boot.why:
             for row in self._chronicle.restart(boot.at, boot.why):
                 self._put(row)
+        self._chronicle.take(boot.setup)
         values = (boot.at + self._chronicle.offset_s, boot.at, boot.version, schema.packed_setup(codec.plain_setup(boot.setup)))
         self._piece()
         self._batch.setdefault("boots", []).append(values)

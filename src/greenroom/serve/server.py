@@ -27,6 +27,7 @@ from greenroom.host.gpus import GpuError, GpuInfo, Gpus
 from greenroom.host.logs import LogRing
 from greenroom.host.supervisor import Supervisor, end_leftovers, start_watcher
 from greenroom.ledger.footprints import Footprints, Learned, LearnedTier
+from greenroom.ledger.store import Ledger
 from greenroom.proxy import server as data_plane
 from greenroom.proxy.guards import Guards
 from greenroom.proxy.keys import Keys
@@ -36,6 +37,7 @@ from greenroom.shell.heart import Shell
 from greenroom.shell.watch import DozeWatch, Sampler, StallGuard
 
 from .accounts import Accounts
+from .books import Books
 from .desk import Desk, EventFeed, RingHandler
 from .door import Door
 from .wiring import Plan, limits_of, make_plan
@@ -116,6 +118,7 @@ class GreenroomServer:
         lock = self._lock_home()
         supervisor = start_watcher(self.home)
         learned = Footprints(self.home / "ledger.sqlite")
+        self.ledger = Ledger(self.home / "journal.sqlite")
         try:
             found, left = await end_leftovers(supervisor)
             if found:
@@ -125,6 +128,7 @@ class GreenroomServer:
             learned.close()
             self.gpus.close()
             await supervisor.close()
+            await asyncio.to_thread(self.ledger.close)
             self._own_log.close()
             os.close(lock)
 
@@ -150,6 +154,7 @@ class GreenroomServer:
         self.crew.lacking, self.door.mended = dict(plan.missing), self._mended
         self.crew.masked = self.config.api_keys
         self.accounts = Accounts()
+        self.books = Books(self.shell, self.ledger, self.accounts)
         self.desk = Desk(self.shell, self.crew, plan, self.feed, self._own_log, self.accounts)
         self.plan = plan
         async with self._control() as socket_path:
@@ -200,7 +205,7 @@ class GreenroomServer:
             guards=Guards(self.listen[0], config.allowed_hosts, config.cors_origins, check_host=not config.api_keys),
             limits=limits_of(config),
             control_socket=socket_path,
-            hooks=self.accounts,
+            hooks=self.books,
             ready=lambda: not self.shell.scheduler.shutting_down,
         )
 

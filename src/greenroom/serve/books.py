@@ -1,0 +1,45 @@
+"""What is told to the ledger: every event of the core with what is booked after it, and every request's end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from greenroom import __version__
+from greenroom.core.facts import Action, Event, InstanceReported, MemoryMeasured, SetupChanged
+from greenroom.ledger.chronicle import Book
+from greenroom.ledger.store import Ledger
+from greenroom.proxy.record import Record
+from greenroom.shell.heart import Shell
+
+from .accounts import Accounts
+
+ANEW = "greenroom met an inner fault and started over"
+
+
+class Books:
+    """A hook of the shell and the Hooks of the data plane."""
+
+    def __init__(self, shell: Shell, ledger: Ledger, accounts: Accounts) -> None:
+        self._shell, self._ledger, self._accounts = shell, ledger, accounts
+        self._scheduler = shell.scheduler
+        ledger.boot(shell.setup, __version__)
+        shell.hooks.append(self.saw)
+
+    def saw(self, event: Event, actions: Sequence[Action]) -> None:
+        if self._shell.scheduler is not self._scheduler:  # the shell has started over
+            self._scheduler = self._shell.scheduler
+            self._ledger.boot(self._shell.setup, __version__, why=ANEW)
+        if isinstance(event, (InstanceReported, MemoryMeasured)):
+            self._ledger.saw(event, actions, self._booked(event.at))
+            return
+        self._ledger.saw(event, actions)
+        if isinstance(event, SetupChanged):
+            self._ledger.boot(event.setup, __version__)
+
+    def on_request_end(self, record: Record) -> None:
+        self._accounts.on_request_end(record)
+        self._ledger.ended(record)
+
+    def _booked(self, at: float) -> Book:
+        view = self._scheduler.view(at)
+        return {model.id: instance.reserved_mib for model in view.models for instance in model.instances}
