@@ -1,0 +1,80 @@
+"""Everything the planner has to say about a stretch of time, as one plain value: for the page, the API and `--json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from greenroom.core.facts import Setup
+from greenroom.ledger.rows import RequestRow, SampleRow, TransitionRow
+
+from .figures import Span, busy_s, figures_of, stretch
+from .outgrown import Outgrown, outgrown
+from .replay import CannotReplay, Scene, Trial, scene_of
+from .thrash import Thrash, fixed, follows, sentence, thrashing
+from .ttl import ttl_advice
+
+REPLAYED_MAX = 20_000  # requests; more are told without trying anything
+CIRCLES_MAX = 3
+
+
+def advice(
+    setup: Setup,
+    requests: Sequence[RequestRow],
+    transitions: Sequence[TransitionRow],
+    samples: Sequence[SampleRow] = (),
+    *,
+    commands: Mapping[str, Sequence[str]] | None = None,
+    within: Span | None = None,
+    replay: bool = True,
+) -> dict[str, Any]:
+    """`commands`: model -> its command line, for the changed lines; `within`: the window, default all that is told.
+
+    {seen, headline, thrash, after, ttl, outgrown}; may take a second per thousand requests where something is wrong.
+    """
+    span = within or stretch(requests, transitions)
+    found = thrashing(setup, requests, transitions, span)
+    scene = _scene(setup, requests, transitions, span) if replay and found else None
+    best_share: float | None = None
+    if scene is not None:
+        checked = [fixed(one, scene, commands=commands, samples=samples) for one in found[:CIRCLES_MAX]]
+        found = [*(one for one, _ in checked), *found[CIRCLES_MAX:]]
+        best_share = _best_share([one for one, _ in checked], checked[0][1])
+    size = outgrown(setup, requests, transitions, best_share=best_share, within=span)
+    figures = figures_of(requests, transitions, span)
+    return {
+        "seen": {"from": span[0], "to": span[1], "hours": round((span[1] - span[0]) / 3600, 3), **figures.plain()},
+        "headline": headline(found, size),
+        "thrash": [one.plain() for one in found],
+        "after": [one.plain() for one in follows(requests)],
+        "swap_share": {device: round(s / max(1.0, span[1] - span[0]), 4) for device, s in busy_s(transitions, span).items()},
+        "ttl": [one.plain() for one in ttl_advice(setup, requests, transitions, span)],
+        "outgrown": size.plain(),
+        "replayed": scene is not None,
+    }
+
+
+def _scene(setup: Setup, requests: Sequence[RequestRow], transitions: Sequence[TransitionRow], span: Span) -> Scene | None:
+    if len(requests) > REPLAYED_MAX:
+        return None
+    try:
+        return scene_of(setup, requests, transitions, span)
+    except CannotReplay:
+        return None
+
+
+def _best_share(checked: Sequence[Thrash], base: Trial) -> float:
+    """The least time in moves that any fix leaves on the hardware that is there, refusing nobody."""
+    fixes = [fix for one in checked for fix in one.fixes if fix.kind not in ("second_gpu", "pin") and not fix.refused]
+    return min([base.figures.waited_share, *(fix.moving_share for fix in fixes if fix.moving_share is not None)])
+
+
+def headline(found: Sequence[Thrash], size: Outgrown) -> dict[str, str] | None:
+    """The one worst thing, for the top of the page."""
+    if size.verdict == "outgrown":
+        return {"text": size.text, "link": "#/advice", "severity": "bad"}
+    if found:
+        return {"text": sentence(found[0]), "link": "#/advice", "severity": "warn"}
+    if size.verdict == "capacity":
+        return {"text": size.text, "link": "#/advice", "severity": "warn"}
+    return None

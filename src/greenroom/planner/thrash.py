@@ -1,0 +1,496 @@
+"""Models that keep taking each other's place: who, what it costs, and what would end it.
+
+Told from rows alone.  Being slow is not thrashing: only models that came in for each other and left for each other
+again are named, and only where that took a noticeable share of the device's time.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from greenroom.core.facts import Device, Model, Setup, SleepTier
+from greenroom.core.moves import gib
+from greenroom.ledger.rows import RequestRow, SampleRow, TransitionRow
+
+from .figures import HOUR_S, Span, Swap, regrets_of, stretch, swaps_of
+from .replay import Scene, Trial, tried
+
+TURNS_MIN = 4  # swaps among the same models; fewer are no habit
+SHARE_MIN = 0.1  # of the time from the first to the last of them
+SPAN_S_MIN = 60.0
+SLOW_S_MIN = 1.0
+SLOW_FACTOR = 3.0  # against the median of the same model's requests that met it ready
+CUT_MAX = 0.5  # of a model's memory
+CUT_EASY = 0.25
+MARGIN_MIB = 64
+CARDS_GIB = (8, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
+BUS_MIB_S, RESIDUE_MIB = 20 * 1024, 1536  # of a sleep level that was never measured
+LONG_TURNS = 5.0
+GOOD_ENOUGH = 0.5  # a fix must leave at most so many of the swaps
+WORSE_WAIT = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """One way out, and what a replay of the same time with it came to."""
+
+    kind: str
+    text: str
+    changes: tuple[str, ...] = ()  # for `greenroom replay --set`
+    diff: tuple[str, ...] = ()  # of the configuration, lines that begin with + or -
+    setup: Setup | None = None  # where no change of one key says it
+    cost: float = 0.0  # how much of a burden, to choose among those that help
+    effect: str = ""
+    swaps_h: float | None = None
+    mean_wait_s: float | None = None
+    p95_wait_s: float | None = None
+    refused: int = 0
+    moving_share: float | None = None  # of device time that still goes into moves somebody waits for
+    suggested: bool = False
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "text": self.text,
+            "effect": self.effect,
+            "swaps_h": _round(self.swaps_h, 1),
+            "mean_wait_s": _round(self.mean_wait_s, 2),
+            "p95_wait_s": _round(self.p95_wait_s, 2),
+            "refused": self.refused,
+            "changes": list(self.changes),
+            "diff": list(self.diff),
+            "suggested": self.suggested,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Thrash:
+    """Models that take turns on a device, with what that cost; `_h` = per hour of the time looked at."""
+
+    models: tuple[str, ...]  # the two that swap most with each other first
+    device: str
+    since: float
+    until: float
+    swaps: int
+    swaps_h: float
+    switching_s_h: float
+    draining_s_h: float
+    waited_requests_h: float
+    waited_s_h: float
+    share: float  # of the time between the first and the last of these swaps
+    regret: int
+    slow: int  # slow requests that came right after another of them had been served
+    slow_total: int
+    short_mib: int | None  # to hold all of them; None = their needs are not known
+    fixes: tuple[Fix, ...] = ()
+
+    @property
+    def cost_s_h(self) -> float:
+        return self.switching_s_h + self.draining_s_h
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "pair": list(self.models),
+            "device": self.device,
+            "since": self.since,
+            "until": self.until,
+            "swaps": self.swaps,
+            "swaps_h": _round(self.swaps_h, 1),
+            "switching_s_h": _round(self.switching_s_h, 1),
+            "draining_s_h": _round(self.draining_s_h, 1),
+            "waited_requests_h": _round(self.waited_requests_h, 1),
+            "waited_s_h": _round(self.waited_s_h, 1),
+            "share": _round(self.share, 3),
+            "regret": self.regret,
+            "slow": self.slow,
+            "slow_total": self.slow_total,
+            "short_mib": self.short_mib,
+            "text": sentence(self),
+            "fixes": [fix.plain() for fix in self.fixes],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Follows:
+    """How a model's requests did right after another one was served on its device."""
+
+    model: str
+    before: str
+    count: int
+    mean_s: float
+    others_mean_s: float  # of its requests that followed its own, or nobody's
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "before": self.before,
+            "count": self.count,
+            "mean_s": round(self.mean_s, 3),
+            "others_mean_s": round(self.others_mean_s, 3),
+        }
+
+
+def _round(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+# ------------------------------------------------------------------------------------------------------------ finding
+
+
+def thrashing(
+    setup: Setup, requests: Sequence[RequestRow], transitions: Sequence[TransitionRow], within: Span | None = None
+) -> list[Thrash]:
+    """Everybody who takes turns, dearest first; nobody where it is merely slow."""
+    begin, end = within or stretch(requests, transitions)
+    hours = max(end - begin, SPAN_S_MIN) / HOUR_S
+    swaps = swaps_of(requests, transitions)
+    regrets = set(map(id, regrets_of(requests, swaps)))
+    needs = needs_of(setup, transitions)
+    found = []
+    for device in sorted({device for swap in swaps for device in swap.devices}):
+        here = [swap for swap in swaps if device in swap.devices and begin <= swap.at <= end]
+        for circle in _circles(here):
+            turns = [swap for swap in here if swap.model in circle and not circle.isdisjoint(swap.out)]
+            one = _thrash(setup, device, circle, turns, requests, hours, needs)
+            if one is not None:
+                found.append(replace(one, regret=sum(id(swap) in regrets for swap in turns)))
+    return sorted(found, key=lambda one: -one.cost_s_h)
+
+
+def _circles(swaps: Iterable[Swap]) -> list[set[str]]:
+    """Models from each of which the others are reached by going from who left to who came, and back."""
+    edges: defaultdict[str, set[str]] = defaultdict(set)
+    for swap in swaps:
+        for name in swap.out:
+            if swap.waiters:
+                edges[name].add(swap.model)
+    reach = {name: _reached(name, edges) for name in edges}
+    found: list[set[str]] = []
+    for name in sorted(edges):
+        circle = {other for other in reach[name] if name in reach.get(other, ())}
+        if len(circle) > 1 and circle not in found:
+            found.append(circle)
+    return found
+
+
+def _reached(name: str, edges: Mapping[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    todo = [name]
+    while todo:
+        for other in edges.get(todo.pop(), ()):
+            if other not in seen:
+                seen.add(other)
+                todo.append(other)
+    return seen
+
+
+def _thrash(
+    setup: Setup,
+    device: str,
+    circle: set[str],
+    turns: Sequence[Swap],
+    requests: Sequence[RequestRow],
+    hours: float,
+    needs: Mapping[str, int],
+) -> Thrash | None:
+    since, until = turns[0].at, max(swap.end for swap in turns)
+    switching_s = sum(swap.moving_s for swap in turns)
+    share = switching_s / max(SPAN_S_MIN, until - since)
+    if len(turns) < TURNS_MIN or share < SHARE_MIN:
+        return None
+    slow = slow_requests(row for row in requests if row.model in circle)
+    return Thrash(
+        models=_by_weight(turns, circle),
+        device=device,
+        since=since,
+        until=until,
+        swaps=len(turns),
+        swaps_h=len(turns) / hours,
+        switching_s_h=switching_s / hours,
+        draining_s_h=sum(swap.drain_s for swap in turns) / hours,
+        waited_requests_h=sum(swap.waiters for swap in turns) / hours,
+        waited_s_h=sum(swap.waited_s for swap in turns) / hours,
+        share=share,
+        regret=0,
+        slow=sum(row.before in circle and row.before != row.model for row in slow),
+        slow_total=len(slow),
+        short_mib=_short_mib(setup, device, circle, needs),
+    )
+
+
+def _by_weight(turns: Iterable[Swap], circle: set[str]) -> tuple[str, ...]:
+    pairs: Counter[tuple[str, ...]] = Counter()
+    for swap in turns:
+        for name in swap.out:
+            pairs[tuple(sorted((swap.model, name)))] += 1
+    heaviest = max(sorted(pairs), key=lambda pair: pairs[pair])
+    return (*heaviest, *sorted(circle - set(heaviest)))
+
+
+def latency_s(row: RequestRow) -> float:
+    return row.waited_s + (row.first_byte_s or 0.0)
+
+
+def slow_requests(requests: Iterable[RequestRow]) -> list[RequestRow]:
+    """Those whose first byte came much later than is usual for their model once it is there."""
+    rows = list(requests)
+    usual: defaultdict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row.start == "hot" and not row.before:
+            usual[row.model].append(latency_s(row))
+    limits = {model: max(SLOW_S_MIN, SLOW_FACTOR * statistics.median(seen)) for model, seen in usual.items()}
+    return [row for row in rows if latency_s(row) > limits.get(row.model, SLOW_S_MIN)]
+
+
+def follows(requests: Iterable[RequestRow]) -> list[Follows]:
+    """Per model and the one served before it: the latency spike after another model, if there is one."""
+    groups: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in requests:
+        if row.start:
+            groups[row.model, row.before].append(latency_s(row))
+    found = []
+    for (model, before), seen in sorted(groups.items()):
+        if before:
+            own = groups.get((model, ""), [0.0])
+            found.append(Follows(model, before, len(seen), statistics.fmean(seen), statistics.fmean(own)))
+    return sorted(found, key=lambda one: -one.count * (one.mean_s - one.others_mean_s))
+
+
+def needs_of(setup: Setup, transitions: Iterable[TransitionRow]) -> dict[str, int]:
+    """MiB per device that each model was booked with at its last start, or would be; models of unknown size are left out."""
+    needs = {model.id: model.need_mib for model in setup.models if model.need_mib is not None}
+    for row in transitions:
+        if row.kind == "start" and row.ok and row.model in needs:
+            held = [row.mib.get(device, 0) for device in row.devices]
+            needs[row.model] = max([*held, 0]) or needs[row.model]
+    return needs
+
+
+def _short_mib(setup: Setup, device: str, circle: Iterable[str], needs: Mapping[str, int]) -> int | None:
+    """What is missing to hold them all; negative = they would fit."""
+    known = next((one for one in setup.devices if one.id == device), None)
+    members = set(circle)
+    pins = {model.id for model in setup.models if model.pinned and device in model.devices}
+    if known is None or any(name not in needs for name in members):
+        return None
+    return sum(needs.get(name, 0) for name in members | pins) - (known.capacity_mib - known.headroom_mib)
+
+
+def sentence(one: Thrash) -> str:
+    names = " and ".join(one.models) if len(one.models) == 2 else ", ".join(one.models[:-1]) + " and " + one.models[-1]
+    cost = f"{one.swaps_h:.0f} swaps an hour cost {_minutes(one.cost_s_h)} of it"
+    if one.short_mib is not None and one.short_mib > 0:
+        more = f"; {gib(one.short_mib)} more would hold {'both' if len(one.models) == 2 else 'all'}"
+    elif one.short_mib is not None:
+        more = "; there is room for all of them"
+    else:
+        more = ""
+    return f"{names} take turns on {one.device}: {cost}{more}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+# -------------------------------------------------------------------------------------------------------------- fixing
+
+
+def fixed(
+    one: Thrash, scene: Scene, *, commands: Mapping[str, Sequence[str]] | None = None, samples: Sequence[SampleRow] = ()
+) -> tuple[Thrash, Trial]:
+    """The same with its ways out, each replayed on the same arrivals; and the replay of things as they are."""
+    base = tried(scene, name="as it is", keep=False)
+    fixes = [_checked(fix, scene, base) for fix in candidates(one, scene, commands or {}, samples)]
+    good = [fix for fix in fixes if _helps(fix, scene, base)]
+    best = min(good, key=lambda fix: (fix.cost, fix.swaps_h), default=None)
+    ranked = sorted((replace(fix, suggested=fix is best) for fix in fixes), key=lambda fix: (not fix.suggested, fix.cost))
+    return replace(one, fixes=tuple(ranked)), base
+
+
+def _checked(fix: Fix, scene: Scene, base: Trial) -> Fix:
+    trial = tried(scene, fix.changes if fix.setup is None else (), setup=fix.setup, keep=False)
+    now, then = base.figures, trial.figures
+    refused = then.refused - now.refused
+    waits = f"mean wait {now.mean_s:.1f} → {then.mean_s:.1f} s, worst {now.worst_s:.0f} → {then.worst_s:.0f} s"
+    effect = f"{refused} of {then.requests} requests would be refused" if refused > 0 else waits
+    return replace(
+        fix,
+        effect=effect,
+        swaps_h=scene.per_hour(then.switches),
+        mean_wait_s=then.mean_s,
+        p95_wait_s=then.p95_s,
+        refused=max(0, refused),
+        moving_share=then.waited_share,
+    )
+
+
+def _helps(fix: Fix, scene: Scene, base: Trial) -> bool:
+    assert fix.swaps_h is not None
+    assert fix.p95_wait_s is not None
+    fewer = fix.swaps_h <= GOOD_ENOUGH * scene.per_hour(base.figures.switches)
+    quicker = (fix.mean_wait_s or 0.0) <= GOOD_ENOUGH * base.figures.mean_s
+    no_worse = fix.p95_wait_s <= WORSE_WAIT * base.figures.p95_s + 0.1
+    return (fewer or (quicker and fix.kind == "sleep")) and no_worse and not fix.refused
+
+
+def candidates(one: Thrash, scene: Scene, commands: Mapping[str, Sequence[str]], samples: Sequence[SampleRow] = ()) -> list[Fix]:
+    setup = scene.setup
+    models = {model.id: model for model in setup.models}
+    members = [models[name] for name in one.models if name in models]
+    found: list[Fix] = []
+    if one.short_mib is None:
+        found += _declare(members, samples)
+    elif one.short_mib <= 0:
+        found += _together(setup, one)
+    else:
+        found += _cuts(one, members, commands, _total_mib(setup, one.device))
+    found += _sleepers(setup, members, commands)
+    found.append(
+        Fix(
+            "turns",
+            f"Longer turns (quantum_factor {setup.policy.quantum_factor:g} → {LONG_TURNS:g})",
+            (f"scheduling.quantum_factor={LONG_TURNS:g}",),
+            _scheduling_diff("quantum_factor", setup.policy.quantum_factor, LONG_TURNS),
+            cost=2.0,
+        )
+    )
+    found += _second_card(setup, one, members)
+    found += [_pin(member, len(members)) for member in members[:2]]
+    return found
+
+
+def _scheduling_diff(name: str, before: float, after: float) -> tuple[str, ...]:
+    return (" scheduling:", f"-  {name}: {before:g}", f"+  {name}: {after:g}")
+
+
+def _total_mib(setup: Setup, device: str) -> int:
+    return next((one.total_mib or one.capacity_mib for one in setup.devices if one.id == device), 0)
+
+
+def _declare(members: Sequence[Model], samples: Iterable[SampleRow]) -> list[Fix]:
+    """Models of unknown size take the whole device; what they were seen to hold says whether they must."""
+    seen: defaultdict[str, int] = defaultdict(int)
+    for row in samples:
+        for name, mib in row.own_mib.items():
+            seen[name] = max(seen[name], mib)
+    unknown = [model for model in members if model.need_mib is None]
+    if not unknown or any(not seen[model.id] for model in unknown):
+        return []
+    sizes = {model.id: int(seen[model.id] * 1.05) + 1 for model in unknown}
+    diff = tuple(line for name, mib in sizes.items() for line in (f"   {name}:", f"+    memory: {mib}MiB"))
+    names = " and ".join(f"{name} ({gib(mib)})" for name, mib in sizes.items())
+    changes = tuple(f"models.{name}.memory={mib}MiB" for name, mib in sizes.items())
+    return [Fix("declare", f"Declare the memory of {names}: of unknown size they take the whole device", changes, (" models:", *diff))]
+
+
+def _together(setup: Setup, one: Thrash) -> list[Fix]:
+    """They would fit: only a group keeps them apart."""
+    apart = [group for group in setup.groups if len(group.members.intersection(one.models)) > 1 and group.swap]
+    if not apart:
+        return []
+    groups = tuple(replace(group, swap=False) if group in apart else group for group in setup.groups)
+    names = " and ".join(group.id for group in apart)
+    diff = tuple(line for group in apart for line in (f"   {group.id}:", "-    swap: true", "+    swap: false"))
+    return [
+        Fix("group", f"Let them be resident together: group {names}, swap: false", (), (" groups:", *diff), replace(setup, groups=groups))
+    ]
+
+
+def _cuts(one: Thrash, members: Sequence[Model], commands: Mapping[str, Sequence[str]], total_mib: int) -> list[Fix]:
+    """What one member must give up so that all fit, the least painful first."""
+    assert one.short_mib is not None
+    found = []
+    for model in members:
+        need = model.need_mib or 0
+        cut = one.short_mib + MARGIN_MIB
+        share = cut / need if need else 1.0
+        if share > CUT_MAX:
+            continue
+        left = need - cut
+        what, diff = _cut_of_command(model.id, commands.get(model.id, ()), need, left, total_mib)
+        text = f"{what}: {gib(need)} → {gib(left)}, and {'both' if len(members) == 2 else 'all'} stay"
+        found.append(
+            Fix("cut", text, (f"models.{model.id}.memory={left}MiB",), diff, cost=0.5 + share + (1.5 if share > CUT_EASY else 0.0))
+        )
+    return sorted(found, key=lambda fix: fix.cost)[:2]
+
+
+def _cut_of_command(name: str, argv: Sequence[str], need: int, left: int, total_mib: int) -> tuple[str, tuple[str, ...]]:
+    """What to lower, by the flag that sets it, with the changed lines."""
+    line = " ".join(argv)
+    share = re.search(r"--gpu-memory-utilization[= ](0?\.\d+|1(?:\.0*)?)", line)
+    if share and total_mib:
+        value = max(0.01, float(share.group(1)) - (need - left) / total_mib)
+        rounded = int(value * 100) / 100
+        after = line.replace(share.group(0), share.group(0).replace(share.group(1), f"{rounded:.2f}"))
+        return f"Lower the memory share of {name} from {share.group(1)} to {rounded:.2f}", _cmd_diff(name, line, after)
+    context = re.search(r"(--max-model-len|--ctx-size|-c)[= ](\d+)", line)
+    if context:
+        size = int(context.group(2))
+        after = line.replace(context.group(0), context.group(0).replace(context.group(2), str(size // 2)))
+        return f"Cut the context of {name} (now {size}; try {size // 2})", _cmd_diff(name, line, after)
+    return f"Cut the context or the share of {name}", (" models:", f"   {name}:", f"-    memory: {need}MiB", f"+    memory: {left}MiB")
+
+
+def _cmd_diff(name: str, before: str, after: str) -> tuple[str, ...]:
+    return (" models:", f"   {name}:", f"-    cmd: {before}", f"+    cmd: {after}")
+
+
+def _sleepers(setup: Setup, members: Sequence[Model], commands: Mapping[str, Sequence[str]]) -> list[Fix]:
+    """Sleep instead of stop, where the engine is known to be able to and was not told to."""
+    awake = [model for model in members if not model.sleep and model.need_mib and _could_sleep(commands.get(model.id, ()))]
+    if not awake:
+        return []
+    slept = {model.id: (_prior(model.need_mib or 0),) for model in awake}
+    models = tuple(replace(model, sleep=slept.get(model.id, model.sleep)) for model in setup.models)
+    diff = tuple(line for model in awake for line in _sleep_diff(model.id, commands[model.id]))
+    names = " and ".join(model.id for model in awake)
+    text = f"Let {names} sleep instead of stop: weights wait in host RAM ({gib(sum(t[0].host_mib for t in slept.values()))})"
+    return [Fix("sleep", text, (), (" models:", *diff), replace(setup, models=models), cost=1.0)]
+
+
+def _could_sleep(argv: Sequence[str]) -> bool:
+    words = " ".join(argv)
+    return ("vllm" in words and "--enable-sleep-mode" not in words) or ("sglang" in words and "--enable-memory-saver" not in words)
+
+
+def _sleep_diff(name: str, argv: Sequence[str]) -> tuple[str, ...]:
+    line = " ".join(argv)
+    flag = "--enable-sleep-mode" if "vllm" in line else "--enable-memory-saver"
+    return (f"   {name}:", f"-    cmd: {line}", f"+    cmd: {line} {flag}")
+
+
+def _prior(need_mib: int) -> SleepTier:
+    weights = int(0.9 * need_mib)
+    return SleepTier(1, min(RESIDUE_MIB, need_mib // 4), weights, weights / BUS_MIB_S, weights / BUS_MIB_S + 0.1)
+
+
+def _second_card(setup: Setup, one: Thrash, members: Sequence[Model]) -> list[Fix]:
+    moving = min((model for model in members if model.need_mib), key=lambda model: model.need_mib or 0, default=None)
+    if moving is None or moving.devices_count > 1:
+        return []
+    size = next((card for card in CARDS_GIB if card * 1024 * 0.95 >= (moving.need_mib or 0)), None)
+    if size is None:
+        return []
+    name = _fresh(setup)
+    device = Device(name, "gpu", int(size * 1024 * 0.97), measured=False)
+    models = tuple(replace(model, devices=(name,)) if model is moving else model for model in setup.models)
+    diff = (" models:", f"   {moving.id}:", f"+    device: {name}")
+    text = f"A second GPU for {moving.id}: a {size} GiB card is enough"
+    return [Fix("second_gpu", text, (), diff, replace(setup, devices=(*setup.devices, device), models=models), cost=5.0)]
+
+
+def _fresh(setup: Setup) -> str:
+    names = {device.id for device in setup.devices}
+    return next(name for n in range(len(names) + 1) if (name := f"gpu{n}") not in names)
+
+
+def _pin(model: Model, members: int) -> Fix:
+    others = "the other one" if members == 2 else "the others"
+    diff = (" models:", f"   {model.id}:", "+    pin: true")
+    return Fix("pin", f"Pin {model.id}: it always answers at once, {others} not at all", (f"models.{model.id}.pin=true",), diff, cost=10.0)
