@@ -213,7 +213,6 @@ async def test_operations_reach_the_model_that_the_path_names(path: str, wanted:
         ("HEAD", "/unload", 405, None, None),
         ("GET", "/api/nothing", 404, "not_found", "'/api/nothing'"),
         ("GET", "/metrics", 404, "not_found", "('/metrics') is not in this version"),
-        ("GET", "/ui/", 404, "not_found", "('/ui/') is not in this version"),
     ],
 )
 async def test_errors_are_json_in_openai_shape(
