@@ -21,6 +21,9 @@ OUTCOMES: Final = ("ok", "client_gone", "engine_broke", "cut", "refused")
 EVER: Final = 1e18  # as a time
 GAP_REQUESTS_MAX: Final = 100_000  # the newest of a model, looked at for its gaps
 PIECES_AT_ONCE: Final = 16
+WAITS_MAX: Final = 200_000  # the newest, looked at for percentiles
+NEXT_MODEL: Final = "SELECT model FROM requests WHERE model > ? ORDER BY model LIMIT 1"
+COUNT: Final = "SELECT count(*) FROM requests INDEXED BY requests_model WHERE model = ? AND outcome = ? AND at >= ? AND at < ?"
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0)
 
 
@@ -157,9 +160,11 @@ class Reads:
         if count <= limit:
             found = self._all(f"SELECT {columns} FROM samples {where} ORDER BY at", device, since, until)
         else:
-            columns = columns.replace("used_mib", "max(used_mib)")  # SQLite takes the other columns from the row that has it
-            grouped = "GROUP BY CAST((at - ?) / ? AS INTEGER) ORDER BY at"
-            found = self._all(f"SELECT {columns} FROM samples {where} {grouped}", device, since, until, since, (until - since) / limit)
+            # Beside max() SQLite takes the other columns from the row that has it.
+            peaks = f"SELECT id, max(used_mib) FROM samples {where} GROUP BY CAST((at - ?) / ? AS INTEGER)"
+            step_s = (until - since) / limit
+            chosen = f"SELECT {columns} FROM samples WHERE id IN (SELECT id FROM ({peaks})) ORDER BY at"
+            found = self._all(chosen, device, since, until, since, step_s)
         return tuple(map(schema.sample_from, found))
 
     def events(self, since: float | None = None, until: float | None = None, *, run: int | None = None) -> Iterator[EventRow]:
@@ -193,30 +198,27 @@ class Reads:
     def counts(self, since: float | None = None, until: float | None = None) -> dict[str, dict[str, int]]:
         """Model -> outcome -> requests."""
         low, high = since if since is not None else -EVER, until if until is not None else EVER
-        pairs = self._all(
-            "WITH RECURSIVE pair(model, outcome) AS ("
-            "SELECT * FROM (SELECT model, outcome FROM requests ORDER BY model, outcome LIMIT 1) UNION ALL "
-            "SELECT (SELECT model FROM requests WHERE (model, outcome) > (pair.model, pair.outcome) ORDER BY model, outcome LIMIT 1), "
-            "(SELECT outcome FROM requests WHERE (model, outcome) > (pair.model, pair.outcome) ORDER BY model, outcome LIMIT 1) "
-            "FROM pair WHERE pair.model IS NOT NULL) SELECT model, outcome FROM pair WHERE model IS NOT NULL"
-        )
         found: dict[str, dict[str, int]] = {}
-        for model, outcome in pairs:
-            ((count,),) = self._all(
-                "SELECT count(*) FROM requests WHERE model = ? AND outcome = ? AND at >= ? AND at < ?", model, outcome, low, high
-            )
-            if count:
-                found.setdefault(model, {})[outcome] = count
+        with self._db() as db:
+            for model in self._models(db):
+                for outcome in OUTCOMES:
+                    (count,) = db.execute(COUNT, (model, outcome, low, high)).fetchone()
+                    if count:
+                        found.setdefault(model, {})[outcome] = count
         return found
 
     def waits(
         self, since: float | None = None, until: float | None = None, *, percentiles: Sequence[float] = PERCENTILES
     ) -> dict[str, Waits]:
-        """Of each model; a request that was admitted at once waited nothing, and counts."""
+        """Of each model; a request that was admitted at once waited nothing, and counts.  Of very many, the newest."""
+        sql, values = _where([(f"waited_s >= {schema.WAITED_S}", None), *self._window(since, until)])
+        index = f"FROM requests INDEXED BY requests_waited {sql} ORDER BY at DESC LIMIT"
+        rows = self._all(f"SELECT model, waited_s {index} ?", *values, WAITS_MAX)
+        if len(rows) == WAITS_MAX:
+            ((since,),) = self._all(f"SELECT at {index} 1 OFFSET ?", *values, WAITS_MAX - 1)
         counts = {model: sum(by.values()) for model, by in self.counts(since, until).items()}
         waited: dict[str, list[float]] = {model: [] for model in counts}
-        where = [(f"waited_s >= {schema.WAITED_S}", None), *self._window(since, until)]
-        for model, wait_s in self._list("requests", "model, waited_s", "INDEXED BY requests_waited ", where, None):
+        for model, wait_s in rows:
             waited.setdefault(model, []).append(wait_s)
         found = {}
         for model, sorted_s in waited.items():
@@ -261,12 +263,17 @@ class Reads:
 
     def models(self) -> tuple[str, ...]:
         """Every model that a request asked for."""
-        found: list[str] = []
-        while rows := self._all("SELECT model FROM requests WHERE model > ? ORDER BY model LIMIT 1", found[-1] if found else ""):
-            found.append(rows[0][0])
-        return tuple(found)
+        with self._db() as db:
+            return tuple(self._models(db))
 
     # ------------------------------------------------------------------ how
+
+    @staticmethod
+    def _models(db: sqlite3.Connection) -> list[str]:
+        found: list[str] = []
+        while row := db.execute(NEXT_MODEL, (found[-1] if found else "",)).fetchone():
+            found.append(row[0])
+        return found
 
     @contextmanager
     def _db(self) -> Iterator[sqlite3.Connection]:

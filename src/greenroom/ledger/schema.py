@@ -45,7 +45,7 @@ STEPS: Final = (
         "CREATE TABLE samples (id INTEGER PRIMARY KEY, at REAL NOT NULL, device TEXT NOT NULL, reserved_mib INTEGER NOT NULL, "
         "used_mib INTEGER, outside_mib INTEGER NOT NULL, own_mib TEXT NOT NULL)",
         "CREATE INDEX samples_at ON samples (at)",
-        "CREATE INDEX samples_device ON samples (device, at)",
+        "CREATE INDEX samples_device ON samples (device, at, used_mib)",
         # Events lie in packed pieces: alone they would take ten times the room.
         "CREATE TABLE journal (id INTEGER PRIMARY KEY, run INTEGER NOT NULL, at REAL NOT NULL, until REAL NOT NULL, "
         "offset_s REAL NOT NULL, count INTEGER NOT NULL, lines BLOB NOT NULL)",

@@ -122,6 +122,7 @@ class Ledger:
     ) -> None:
         self.limits = limits or Limits()
         self.dropped = 0  # taken in by nobody, because the writer was too far behind
+        self.listeners: list[Callable[[Row], None]] = []  # told of every request's and transition's row, on the writer's thread
         self._clock, self._wall, self._gather_s, self._retry_s = clock, wall, gather_s, retry_s
         self._queue: deque[object] = deque()
         self._some, self._hurry = threading.Event(), threading.Event()
@@ -315,6 +316,7 @@ class Ledger:
                 self._keep(row)
         elif isinstance(row, TransitionRow):
             self._batch.setdefault("transitions", []).append(schema.transition_values(row))
+            self._listen(row)
         elif isinstance(row, TellRow):
             self._batch.setdefault("tells", []).append(schema.tell_values(row))
         elif isinstance(row, SampleRow):
@@ -356,6 +358,11 @@ class Ledger:
 
     def _keep(self, row: RequestRow) -> None:
         self._batch.setdefault("requests", []).append(schema.request_values(row))
+        self._listen(row)
+
+    def _listen(self, row: Row) -> None:
+        for listener in self.listeners:
+            listener(row)
 
     # ------------------------------------------------------------------ writing
 
