@@ -86,6 +86,12 @@ class ModelQueue:
         self._ghosts, self.weight, self.arrived_sum = 0, 0.0, 0.0
         return items
 
+    def arrive_anew(self, at: float) -> None:
+        """All of them count from `at`."""
+        for item in self._items.values():
+            item.arrived_at = at
+        self.arrived_sum = self.weight * at
+
     def _forget(self, item: Waiting) -> None:
         self._ghosts -= item.ghost
         if self._items:

@@ -60,6 +60,7 @@ class Scheduler:
         stage = Stage(policy=setup.policy, book=pools_for(setup.devices), groups=setup.groups, now=at)
         stage.conflicts = conflicts_of(setup.groups, [model.id for model in setup.models])
         self._stage = stage
+        self._began = False
         self._appliers: dict[type[Any], Callable[[Any], bool]] = {
             RequestArrived: self._arrived,
             RequestFinished: self._finished,
@@ -441,9 +442,19 @@ class Scheduler:
         return True
 
     def _ticked(self, event: Ticked) -> bool:
+        if not self._began:
+            self._begin()
         self._stage.timer_at = NEVER
         self._stage.decide_at = NEVER  # derived again while settling
         return True
+
+    def _begin(self) -> None:
+        """What is wanted from the start is wanted from the first tick on: a replay does not know when this object was made."""
+        self._began = True
+        for entry in list(self._stage.waiting):
+            if entry.queue.ghostly and not entry.queue.clients:
+                entry.queue.arrive_anew(self._stage.now)
+                self._stage.waiting.add(entry)
 
     def _setup_changed(self, event: SetupChanged) -> bool:
         reload(self._stage, event)

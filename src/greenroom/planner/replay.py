@@ -55,42 +55,43 @@ class Exactly:
     events: int
     admissions: int
     swaps: int  # starts and wakes
-    boots: int
+    runs: int
     skipped: Mapping[str, int] = field(default_factory=dict)
     difference: Difference | None = None
 
 
-def exactly(boots: Sequence[BootRow], events: Sequence[EventRow]) -> Exactly:
-    """Replay every start of the server that is recorded from its beginning; a reload is an event like any other."""
-    starts = _starts(boots)
-    if not starts:
-        raise CannotReplay("no start of the server is recorded, so its settings are not known")
+def exactly(runs: Iterable[tuple[BootRow, Iterable[EventRow]]]) -> Exactly:
+    """Replay each run of the server from its start; a reload is an event like any other.
+
+    Raises CannotReplay where the settings or the beginning of a run are not kept any more.
+    """
     skipped: Counter[str] = Counter()
-    done = Exactly(0, 0, 0, len(starts))
-    for boot, until in starts:
-        rows = [row for row in events if boot.at <= row.at < until]
+    done = Exactly(0, 0, 0, 0)
+    for boot, rows in runs:
         part = _exactly(boot, rows, skipped)
-        done = replace(done, events=done.events + part.events, admissions=done.admissions + part.admissions, swaps=done.swaps + part.swaps)
+        done = Exactly(
+            done.events + part.events,
+            done.admissions + part.admissions,
+            done.swaps + part.swaps,
+            done.runs + 1,
+            dict(skipped),
+            part.difference,
+        )
         if part.difference is not None:
-            return replace(done, difference=part.difference, skipped=dict(skipped))
-    return replace(done, skipped=dict(skipped))
+            break
+    if not done.runs:
+        raise CannotReplay("no run of the server is recorded")
+    return done
 
 
-def _starts(boots: Sequence[BootRow]) -> list[tuple[BootRow, float]]:
-    """The first row of every boot, with the time of the next one's."""
-    first: dict[int, BootRow] = {}
-    for row in sorted(boots, key=lambda row: row.at):
-        first.setdefault(row.boot, row)
-    rows = list(first.values())
-    return [(row, rows[n + 1].at if n + 1 < len(rows) else float("inf")) for n, row in enumerate(rows)]
-
-
-def _exactly(boot: BootRow, rows: Sequence[EventRow], skipped: Counter[str]) -> Exactly:
-    scheduler = Scheduler(codec.setup_from(boot.setup), boot.clock)
-    if not rows or not (rows[0].kind == "Ticked" and rows[0].clock <= boot.clock):
-        scheduler.start()  # its actions were not recorded as those of an event
-    admissions = swaps = 0
+def _exactly(boot: BootRow, rows: Iterable[EventRow], skipped: Counter[str]) -> Exactly:
+    scheduler: Scheduler | None = None
+    number, admissions, swaps = -1, 0, 0
     for number, row in enumerate(rows):
+        if scheduler is None:
+            if row.kind != "Ticked":
+                raise CannotReplay(f"run {boot.boot} is not kept from its beginning: its first event is a {row.kind}")
+            scheduler = Scheduler(codec.setup_from(boot.setup), row.clock)
         event = codec.event_from(row.event, skipped)
         if event is None:
             continue
@@ -103,7 +104,7 @@ def _exactly(boot: BootRow, rows: Sequence[EventRow], skipped: Counter[str]) -> 
             return Exactly(number, admissions, swaps, 1, {}, Difference(number, row, recorded, now))
         admissions += sum(isinstance(action, Admit) for action in now)
         swaps += sum(isinstance(action, (Start, Wake)) for action in now)
-    return Exactly(len(rows), admissions, swaps, 1)
+    return Exactly(number + 1, admissions, swaps, 1)
 
 
 # ---------------------------------------------------------------------------------------------------------- what if
