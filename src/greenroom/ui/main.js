@@ -74,7 +74,7 @@ const LINKS = {connecting: 'connecting', live: 'live', lost: 'lost, retrying', e
 
 function meta() {
   const key = store.me?.key_name;
-  const mine = key ? `key ${key}${may('admin') ? '' : ' (look only)'}` : '';
+  const mine = key ? `key ${key}${may('view') && !may('admin') ? ' (look only)' : ''}` : '';
   return [
     h('span', {key: 'link', class: `link ${isAway() ? 'off' : ui.held ? 'held' : ''}`}, ui.held && !isAway() ? 'held' : LINKS[store.link]),
     store.picture ? h('span', {key: 'when', class: 'when'}, isAway() && store.lostAt ? `as of ${clock(store.lostAt)}` : clock(serverNow())) : null,

@@ -26,10 +26,8 @@ export function sec(s) {
   return `${Math.round(s / 86400)}${NBSP}days`;
 }
 
-/** An expectation: whole seconds once it is seconds. */
-export function about(s) {
-  return s == null ? '' : `≈${NBSP}${sec(s < 1 ? s : Math.round(s))}`;
-}
+/** An expectation. */
+export const about = s => (s == null ? '' : `≈${NBSP}${sec(s)}`);
 
 const two = n => String(n).padStart(2, '0');
 
@@ -49,11 +47,13 @@ export function moment(at, now) {
 
 export const many = (n, one, more = `${one}s`) => `${n.toLocaleString('en')} ${n === 1 ? one : more}`;
 export const percent = x => `${Math.round(x * 100)}${NBSP}%`;
+/** A sentence of the server's, with its full stop. */
+export const ended = text => (/[.!?…]$/.test(text) ? text : `${text}.`);
 export const sum = list => list.reduce((a, b) => a + (b || 0), 0);
 
 /** A model's hue, always the same for the same name, whoever looks. */
 export function hueOf(id) {
-  let hash = 2166136261;
+  let hash = 2166299693; // a start from which common names come out well apart
   for (let i = 0; i < id.length; i++) hash = Math.imul(hash ^ id.charCodeAt(i), 16777619);
   hash = Math.imul(hash ^ (hash >>> 15), 2246822519); // names often differ in their last letters only
   return ((hash ^ (hash >>> 13)) >>> 0) % 360;

@@ -5,10 +5,11 @@ import {copy} from '../copy.js';
 import {h} from '../paint.js';
 import {cell, head, meter, nameOf, unavailable} from '../parts.js';
 import {put, serverNow, store} from '../store.js';
-import {gib, moment, percent, sec, sum} from '../words.js';
+import {gib, many, moment, percent, sec, sum} from '../words.js';
 import {gaps} from './gaps.js';
 
 const AGAIN_MS = 15_000;
+const FEW_MAX = 12;
 const SEEN_MIN = 10; // fewer gaps or swaps are no ground for advice
 
 let now = {told: undefined, at: -AGAIN_MS, isReading: false, problem: ''};
@@ -29,7 +30,7 @@ async function ensure() {
 export function advice() {
   ensure();
   const {told} = now;
-  return h('div', {class: 'pad'}, h('h1', {}, 'Advice'), h('p', {class: 'mut'}, 'Each figure comes from what this server has seen and, where it says so, from replaying that through the scheduler.'),
+  return h('div', {class: 'pad'}, h('h1', {}, 'Advice'), h('p', {class: 'mut'}, `Each figure comes from what this server has seen, or from replaying that through the scheduler.${ground(told)}`),
     now.problem ? h('p', {class: 'bad said'}, now.problem) : null,
     told === undefined ? h('p', {class: 'mut'}, now.problem ? '' : 'Reading…')
       : told === null ? unavailable('Not available yet.', 'This server does not work out advice; a newer one tells here which models take turns, how long to keep idle ones, and when a device is outgrown.')
@@ -39,16 +40,35 @@ export function advice() {
 function sections(told) {
   const thrash = told.thrash || [];
   const ttl = told.ttl || [];
-  const cards = [told.outgrown && told.outgrown.verdict === true ? outgrown(told.outgrown) : null, thrash.map(turns), ttl.map(keep), told.outgrown ? size(told.outgrown) : null];
-  const nothing = !thrash.length && !ttl.length && !told.outgrown;
-  return nothing ? h('div', {class: 'calm'}, h('h2', {}, 'Nothing to change'), h('p', {class: 'mut'}, told.seen ? String(told.seen) : 'No models take turns, and no idle time is worth another setting. This page looks again by itself.')) : cards;
+  const judged = ttl.filter(isEnough);
+  const isOutgrown = told.outgrown && ['outgrown', 'capacity', true].includes(told.outgrown.verdict);
+  const changes = judged.filter(isChange);
+  if (!thrash.length && !ttl.length && !told.outgrown) return calm('Nothing has been seen yet', 'Advice comes from the requests of the last hours; this page looks again by itself.');
+  return [
+    !thrash.length && !isOutgrown && !changes.length ? calm('Nothing to change', 'No models take turns, no device is outgrown, and no idle time is worth another setting.') : null,
+    isOutgrown ? outgrown(told.outgrown) : null, thrash.map(turns), [...changes, ...judged.filter(one => !isChange(one))].map(keep),
+    told.outgrown?.measures?.length ? size(told.outgrown) : null, tooFew(ttl.filter(one => !isEnough(one)))];
+}
+
+const seenOf = one => one.gaps ?? sum((one.bins || []).map(bin => bin.n));
+const isEnough = one => (one.enough ?? seenOf(one) >= SEEN_MIN) && seenOf(one) >= SEEN_MIN;
+const isChange = one => one.suggested_s != null && one.suggested_s !== one.now_s && !one.now_auto;
+const calm = (title, text) => h('div', {class: 'calm'}, h('h2', {}, title), h('p', {class: 'mut'}, text));
+
+/** What the figures rest on. */
+function ground(told) {
+  const seen = told?.seen;
+  if (!seen || typeof seen !== 'object') return '';
+  const counted = seen.requests == null ? '' : `, ${many(seen.requests, 'request')}`;
+  return ` Seen: ${sec(seen.to - seen.from)} up to ${moment(seen.to, serverNow())}${counted}.${told.replayed ? ' Each way out was replayed on them.' : ''}`;
 }
 
 const card = (key, title, small, ...columns) => h('section', {key, class: `tip-card${columns.length > 1 ? ' pair' : ''}`}, h('div', {}, h('b', {}, title), small ? h('p', {class: 'mut'}, small) : null), columns);
 
 function outgrown(told) {
-  return card('outgrown', 'Outgrown', '', h('div', {}, h('h2', {}, told.title || 'These models have outgrown the memory'), told.text ? h('p', {}, told.text) : null,
-    told.fixes?.length ? fixes(told.fixes) : null));
+  const title = told.verdict === 'capacity' ? 'More slots are needed, not more places' : `${told.device || 'The memory'} has outgrown one card`;
+  return card('outgrown', told.verdict === 'capacity' ? 'Slots' : 'Outgrown', '', h('div', {}, h('h2', {}, title), told.text ? h('p', {}, `${told.text}.`) : null,
+    told.next_step ? h('p', {}, h('b', {}, 'What to do: '), told.next_step, '.') : null));
 }
 
 // ---- two models that take turns
@@ -62,7 +82,7 @@ function turns(one) {
   return card(`thrash\n${pair.join('\n')}`, 'Thrash', one.since ? `since ${moment(one.since, serverNow())}` : '',
     h('div', {}, h('h2', {}, pair.map((id, i) => [i ? ' and ' : '', nameOf(id, '')]), ' take turns', one.device ? ` on ${one.device}` : ''),
       h('div', {class: 'cost'}, figures.filter(([value]) => value != null).map(([value, text]) => h('div', {}, h('b', {}, value), h('small', {}, text)))), fixes(one.fixes || [])),
-    best?.diff ? change(best) : h('div', {}));
+    best?.diff?.length ? change(best) : h('div', {}));
 }
 
 const fixes = list => h('div', {class: 'fix'}, list.map(one => [
@@ -70,35 +90,40 @@ const fixes = list => h('div', {class: 'fix'}, list.map(one => [
   h('b', {class: 'ok'}, one.suggested ? 'suggested' : '')]));
 
 function change(fix) {
-  const lines = String(fix.diff).split('\n');
+  const lines = Array.isArray(fix.diff) ? fix.diff : String(fix.diff).split('\n');
   const kind = line => (line.startsWith('+') ? 'add' : line.startsWith('-') ? 'del' : '');
   return h('div', {}, h('p', {class: 'mut'}, `The suggested change: ${fix.text}`), h('div', {class: 'diff', tabindex: '0', role: 'group', 'aria-label': 'Change of the configuration'}, lines.map((line, i) => h('div', {key: i, class: kind(line)}, line || ' '))),
-    fix.note ? h('p', {class: 'mut'}, fix.note) : null, h('button', {type: 'button', onclick: event => copy(fix.diff, event.target)}, 'Copy change'));
+    fix.note ? h('p', {class: 'mut'}, fix.note) : null, h('button', {type: 'button', onclick: event => copy(lines.join('\n'), event.target)}, 'Copy change'));
 }
 
 // ---- how long an idle model stays
 
 function keep(one) {
-  const seen = sum((one.bins || []).map(bin => bin.n));
-  const enough = seen >= SEEN_MIN;
-  const title = !enough ? [nameOf(one.model, ''), ': not enough seen yet'] : one.suggested_s == null ? [nameOf(one.model, ''), ' may stay as it is']
-    : ['Keep ', nameOf(one.model, ''), ` ${sec(one.suggested_s)} after its last request, then stop it`];
-  return card(`ttl\n${one.model}`, 'TTL', one.model, h('div', {}, h('h2', {}, title), one.text ? h('p', {}, one.text) : null,
-    enough ? table(one.table) : h('p', {class: 'mut'}, `${seen} gaps between requests were seen; ${SEEN_MIN} are needed before one can say anything.`)),
-  enough && one.bins?.length ? gaps(one) : h('div', {}));
+  const title = isChange(one) ? ['Keep ', nameOf(one.model, ''), ` ${sec(one.suggested_s)} after its last request, then stop it`] : [nameOf(one.model, ''), ' may stay as it is'];
+  return card(`ttl\n${one.model}`, 'TTL', one.model, h('div', {}, h('h2', {}, title), one.why || one.text ? h('p', {}, one.why || one.text) : null, table(one)),
+    one.bins?.length ? gaps(one) : h('div', {}));
 }
 
-function table(rows) {
-  if (!Array.isArray(rows) || !rows.length) return null;
-  const name = one => one.name ?? (one.ttl_s == null ? one.ttl : sec(one.ttl_s));
-  return h('table', {class: 'narrow'}, head([['ttl'], ['cold starts a day', 'n'], ['GiB-hours a day', 'n'], ['remark', '', true]]), h('tbody', {}, rows.map((one, i) =>
-    h('tr', {key: i}, cell(one.suggested ? h('b', {}, name(one)) : name(one)), cell(one.cold_starts_day ?? one.cold_starts, 'n'), cell(one.gib_h_day ?? one.gib_hours, 'n'), cell(one.suggested ? 'suggested' : one.remark || '', one.suggested ? 'ok' : 'mut')))));
+function tooFew(list) {
+  if (!list.length) return null;
+  return card('few', 'Not enough seen', '', h('div', {}, h('p', {class: 'mut'}, `${SEEN_MIN} gaps between requests are needed before anything can be said of an idle time. So far: `,
+    list.slice(0, FEW_MAX).map((one, i) => [i ? ', ' : '', nameOf(one.model, ''), ` ${seenOf(one)}`]), list.length > FEW_MAX ? ` and ${list.length - FEW_MAX} more models` : '', '.')));
+}
+
+function table(advised) {
+  const rows = advised.table || [];
+  if (!rows.length) return null;
+  const isBest = one => one.suggested ?? (one.ttl_s != null && one.ttl_s === advised.suggested_s);
+  const isNow = one => one.ttl_s === advised.now_s;
+  const name = one => `${one.ttl ?? (one.ttl_s == null ? 'never' : sec(one.ttl_s))}${isNow(one) && !String(one.ttl).includes('now') ? ' (now)' : ''}`;
+  return h('table', {class: 'narrow'}, head([['ttl'], ['cold starts a day', 'n'], ['GiB-hours a day', 'n'], ['remark', 'gap', true]]), h('tbody', {}, rows.map((one, i) =>
+    h('tr', {key: i}, cell(isBest(one) ? h('b', {}, name(one)) : name(one)), cell(one.cold_starts_day, 'n'), cell(one.gib_hours_day, 'n'), cell(one.remark || (isBest(one) ? 'suggested' : ''), isBest(one) ? 'gap ok' : 'gap mut')))));
 }
 
 // ---- the size of the machine
 
 function size(told) {
-  const title = told.verdict === true ? 'What was measured' : typeof told.verdict === 'string' ? told.verdict : 'Not outgrown: tune first';
-  return card('size', 'Size', '', h('div', {}, h('h2', {}, title), h('div', {class: 'fix three'}, (told.measures || []).map(one => [h('span', {}, one.name),
+  const title = {outgrown: 'What was measured', capacity: 'What was measured', fits: 'Everybody has room', unknown: 'Not enough seen yet'}[told.verdict] || 'Not outgrown: tune first';
+  return card('size', 'Size', '', h('div', {}, h('h2', {}, title), told.text && told.verdict !== 'outgrown' && told.verdict !== 'capacity' ? h('p', {class: 'mut'}, `${told.text}.`) : null, h('div', {class: 'fix three'}, (told.measures || []).map(one => [h('span', {}, one.name),
     meter(one.value, one.limit, `${percent(one.value)}, limit ${percent(one.limit)}`, one.value > one.limit ? 'q1' : 'q3'), h('span', {class: 'n'}, h('b', {}, percent(one.value)), h('small', {}, ` of ${percent(one.limit)}`))]))));
 }

@@ -5,7 +5,7 @@ import {ensureStory, readStory} from '../live.js';
 import {h} from '../paint.js';
 import {glyph, nameOf, select, storyOf} from '../parts.js';
 import {pictureAge, put, serverNow, store, ui} from '../store.js';
-import {about, moment, sec} from '../words.js';
+import {about, ended, moment, sec} from '../words.js';
 
 const WAITERS_MAX = 4;
 const EVENTS_SHOWN = 9;
@@ -37,7 +37,7 @@ function reason(one) {
   const told = store.stories[one.model];
   ensureStory(one.model);
   const last = told?.story?.at(-1);
-  return last ? `${last.text}.` : '';
+  return last ? ended(last.text) : '';
 }
 
 function stages(list) {
@@ -80,7 +80,7 @@ const tail = told => (told?.story ? {...told, story: told.story.slice(-5)} : tol
 
 function advice(picture) {
   if (!picture.headline?.text) return null;
-  return h('section', {key: 'advice'}, h('header', {}, h('h2', {}, 'Advice'), h('a', {href: '#/advice', class: 'mut'}, 'open')), h('p', {}, picture.headline.text, '.'));
+  return h('section', {key: 'advice'}, h('header', {}, h('h2', {}, 'Advice'), h('a', {href: '#/advice', class: 'mut'}, 'open')), h('p', {}, ended(picture.headline.text)));
 }
 
 function justNow() {

@@ -6,7 +6,7 @@ import {h, lazy} from '../paint.js';
 import {cell, cols, glyph, head, isFound, nameOf, pinMark, pips, rateOf, stateOf, unavailable} from '../parts.js';
 import {lockedBecause, modelHref, store, ui} from '../store.js';
 import {timeline} from '../timeline.js';
-import {about, families, gib, many, sec} from '../words.js';
+import {about, ended, families, gib, many, sec} from '../words.js';
 import {aside} from './aside.js';
 
 const TILES_MAX = 24; // more models at home are folded by family
@@ -39,7 +39,7 @@ function sentence(picture, on, green, home) {
 
 function worst(picture, home) {
   const told = picture.headline;
-  if (told?.text) return [' ', h('a', {href: told.link?.startsWith('#/') ? told.link : '#/advice', class: told.severity === 'bad' ? 'bad' : 'warn'}, told.text), '.'];
+  if (told?.text) return [' ', h('a', {href: told.link?.startsWith('#/') ? told.link : '#/advice', class: told.severity === 'bad' ? 'bad' : 'warn'}, ended(told.text))];
   const failed = home.filter(one => one.state === 'failed' || one.quarantined);
   if (!failed.length) return null;
   return [' ', h('a', {href: modelHref(failed[0].id), class: 'bad'}, failed[0].id, failed.length > 1 ? ` and ${many(failed.length - 1, 'other')} fail` : ' fails to start'), '.'];
