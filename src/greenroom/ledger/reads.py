@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from . import schema
+from .footprints import is_damaged
 from .rows import BootRow, EventRow, RequestRow, SampleRow, TellRow, TransitionRow
 
 T = TypeVar("T")
@@ -63,10 +64,13 @@ class Unreadable(Exception):
 
 
 class Reads:
-    """Made by the Ledger; `reader` gives a connection, and a lock where it is shared.  Every method may raise Unreadable."""
+    """Made by the Ledger; `reader` gives a connection, and a lock where it is shared; `doubt` is told of a damaged file.
 
-    def __init__(self, reader: Callable[[], tuple[sqlite3.Connection, threading.Lock | None]]) -> None:
-        self._reader = reader
+    Every method may raise Unreadable.
+    """
+
+    def __init__(self, reader: Callable[[], tuple[sqlite3.Connection, threading.Lock | None]], doubt: Callable[[], None]) -> None:
+        self._reader, self._doubt = reader, doubt
 
     # ------------------------------------------------------------------ rows
 
@@ -288,6 +292,8 @@ class Reads:
             finally:
                 db.close()
         except sqlite3.Error as exc:
+            if is_damaged(exc):
+                self._doubt()
             raise Unreadable(f"the ledger cannot be read: {exc}") from exc
 
     def _all(self, sql: str, *values: Any) -> list[Any]:

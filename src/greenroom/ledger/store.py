@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -128,7 +129,7 @@ class Ledger:
         self._some, self._hurry = threading.Event(), threading.Event()
         self._closing = False
         self._disk = _Disk(Path(path) if path is not None else None, self.limits)
-        self.find = Reads(self._disk.reader)
+        self.find = Reads(self._disk.reader, self._disk.doubted.set)
         self._chronicle = Chronicle(Setup((), ()), wall() - clock())
         self._halves: dict[int, tuple[RequestRow, float]] = {}  # of the core, waiting for the record
         self._records: dict[int, _Ended] = {}  # of the data plane, waiting for the core
@@ -401,6 +402,7 @@ class _Disk:
         self._tried_at = 0.0
         self._began_anew = False
         self._opened = threading.Event()
+        self.doubted = threading.Event()  # a reader found damage
         self._run = 0  # the boot of this server's start, as the file numbers it; 0 = none yet
         self._memory_run = 0
         self._boot: tuple[Any, ...] = ()  # the latest, for a file that does not have it
@@ -442,6 +444,8 @@ class _Disk:
         if not batch or self._db is None:
             return
         try:
+            if self.doubted.is_set():
+                self._look_anew(self._db)
             self._run = self._insert(self._db, batch, self._run)
         except (sqlite3.Error, OSError) as fault:
             if self._begin_anew(fault):
@@ -465,6 +469,19 @@ class _Disk:
             db.close()
             raise
         self._db = db
+
+    def _look_anew(self, db: sqlite3.Connection) -> None:
+        """Whether a reader was right; raises sqlite3.DatabaseError if so."""
+        self.doubted.clear()
+        if self._began_anew:
+            return  # looking takes long, and a second new file would not help
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # what is only in our own pages would look well
+        with closing(sqlite3.connect(f"{self.path}", timeout=BUSY_S)) as fresh:
+            (found,) = fresh.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            fault = sqlite3.DatabaseError(found)
+            fault.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+            raise fault
 
     # ------------------------------------------------------------------ inserting
 
@@ -608,7 +625,7 @@ class _Disk:
                     break
                 for table, count in counts.items():
                     self._delete_oldest(db, table, ceil(count * PRUNE_SHARE))
-            db.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
+            db.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")  # `execute` would give back one page
         except sqlite3.Error as fault:
             log.info("%s could not be pruned: %s", self.path, fault)  # tried again in a while; a fault that lasts shows at the next row
 
