@@ -151,12 +151,14 @@ def thrashing(
     swaps = swaps_of(requests, transitions)
     regrets = set(map(id, regrets_of(requests, swaps)))
     needs = needs_of(setup, transitions)
+    stays = [row for row in transitions if row.ok]
     found = []
     for device in sorted({device for swap in swaps for device in swap.devices}):
         here = [swap for swap in swaps if device in swap.devices and begin <= swap.at <= end]
         for circle in _circles(here):
             turns = [swap for swap in here if swap.model in circle and not circle.isdisjoint(swap.out)]
-            one = _thrash(setup, device, circle, turns, requests, hours, needs)
+            beside = _beside(stays, device, circle, turns)
+            one = _thrash(setup, device, circle, turns, requests, hours, needs, beside)
             if one is not None:
                 found.append(replace(one, regret=sum(id(swap) in regrets for swap in turns)))
     return sorted(found, key=lambda one: -one.cost_s_h)
@@ -197,6 +199,7 @@ def _thrash(
     requests: Sequence[RequestRow],
     hours: float,
     needs: Mapping[str, int],
+    beside: set[str],
 ) -> Thrash | None:
     since, until = turns[0].at, max(swap.end for swap in turns)
     switching_s = sum(swap.moving_s for swap in turns)
@@ -204,6 +207,7 @@ def _thrash(
     if len(turns) < TURNS_MIN or share < SHARE_MIN:
         return None
     slow = slow_requests(row for row in requests if row.model in circle)
+    rises = [(swap.model, swap.at, swap.end) for swap in turns]
     return Thrash(
         models=_by_weight(turns, circle),
         device=device,
@@ -217,9 +221,30 @@ def _thrash(
         waited_s_h=sum(swap.waited_s for swap in turns) / hours,
         share=share,
         regret=0,
-        slow=sum(row.before in circle and row.before != row.model for row in slow),
+        slow=sum((row.before in circle and row.before != row.model) or _waited_for(row, rises) for row in slow),
         slow_total=len(slow),
-        short_mib=_short_mib(setup, device, circle, needs),
+        short_mib=_short_mib(setup, device, circle, beside, needs),
+    )
+
+
+def _beside(transitions: Iterable[TransitionRow], device: str, circle: set[str], turns: Sequence[Swap]) -> set[str]:
+    """Models that were there all the while: whoever is to stay must fit beside them."""
+    since, until = turns[0].at, turns[-1].end
+    up: set[str] = set()
+    for row in sorted(transitions, key=lambda row: row.at):
+        if device not in row.devices or row.model in circle or row.at > until:
+            continue
+        if row.kind in ("start", "wake"):
+            up.add(row.model)
+        elif row.at >= since or row.kind == "stop":
+            up.discard(row.model)
+    return up
+
+
+def _waited_for(row: RequestRow, rises: Iterable[tuple[str, float, float]]) -> bool:
+    admitted = row.at + row.waited_s
+    return row.start in ("cold", "wake") and any(
+        model == row.model and row.at <= end and at <= admitted <= end + SLOW_S_MIN for model, at, end in rises
     )
 
 
@@ -271,14 +296,14 @@ def needs_of(setup: Setup, transitions: Iterable[TransitionRow]) -> dict[str, in
     return needs
 
 
-def _short_mib(setup: Setup, device: str, circle: Iterable[str], needs: Mapping[str, int]) -> int | None:
-    """What is missing to hold them all; negative = they would fit."""
+def _short_mib(setup: Setup, device: str, circle: Iterable[str], beside: set[str], needs: Mapping[str, int]) -> int | None:
+    """What is missing to hold them all beside those that stay anyway; negative = they would fit."""
     known = next((one for one in setup.devices if one.id == device), None)
     members = set(circle)
     pins = {model.id for model in setup.models if model.pinned and device in model.devices}
     if known is None or any(name not in needs for name in members):
         return None
-    return sum(needs.get(name, 0) for name in members | pins) - (known.capacity_mib - known.headroom_mib)
+    return sum(needs.get(name, 0) for name in members | pins | beside) - (known.capacity_mib - known.headroom_mib)
 
 
 def sentence(one: Thrash) -> str:
