@@ -9,6 +9,7 @@ from .entry import Entry
 from .facts import SleepTier, State
 from .stage import Stage
 
+UNTRIED_PARTS = 8  # a sleeper that was never measured is thought to keep one of so many parts
 ABSENT = frozenset({State.STOPPED, State.FAILED, State.ASLEEP})  # what a group does not forbid beside another member
 
 
@@ -63,12 +64,17 @@ def freed_by(stage: Stage, entry: Entry, level: int) -> dict[str, int]:
 
 
 def residue_of(stage: Stage, entry: Entry, tier: SleepTier) -> int:
-    """MiB per device it is expected to keep.  Until that was measured, a sleep is thought to give back half at least:
-    a guess that is too high would keep a small model from ever being tried, one that is too low is put right at once."""
+    """MiB per device it is expected to keep.
+
+    Until that was measured, hardly anything: a guess that is too high would keep a model on a tight card from ever being
+    tried, one that is too low costs one sleep and is put right by it.  Where nobody can measure, the guess is all there is.
+    """
     if tier.level in entry.costs.residue_mib:
         return entry.costs.residue_mib[tier.level]
-    held = stage.book.of(entry.id)
-    return min(tier.residue_mib, max((held.get(device, 0) for device in entry.instance.devices), default=0) // 2)
+    devices, held, pools = entry.instance.devices, stage.book.of(entry.id), stage.book.pools
+    if not all(pools[device].device.measured for device in devices if device in pools):
+        return tier.residue_mib
+    return min(tier.residue_mib, max((held.get(device, 0) for device in devices), default=0) // UNTRIED_PARTS)
 
 
 def loss_s(entry: Entry, level: int) -> float:
