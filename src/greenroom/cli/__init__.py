@@ -1,6 +1,6 @@
 """The `greenroom` command.  Commands are imported when they run, so that `--help` costs nothing.
 
-Exit codes: 0 done, 1 refused or failed, 2 wrong usage or configuration, 130 interrupted.
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage or configuration, 3 somebody thrashes (`thrash`), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "logs": ("greenroom.cli.logs:logs", "Show the log of a model's engine."),
     "events": ("greenroom.cli.events:events", "Show what happened, and what happens (-f)."),
     "why": ("greenroom.cli.why:why", "Tell how a model came to its present state."),
+    "thrash": ("greenroom.cli.thrash:thrash", "Tell who keeps taking whose place, and what would end it."),
+    "ttl": ("greenroom.cli.ttl:ttl", "Show how long idle models should stay."),
+    "replay": ("greenroom.cli.replay:replay", "Replay what was recorded, exactly or under other settings."),
     "config": ("greenroom.cli.convert:config", "Convert configuration files."),
 }
 

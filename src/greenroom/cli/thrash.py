@@ -1,0 +1,92 @@
+"""`greenroom thrash`: do models keep taking each other's place, what does it cost, what would end it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from greenroom.cli import client, past, text
+
+EXIT_THRASHING = 3
+HEADERS = ("", "WAY OUT", "SWAPS/H", "MEAN WAIT", "EFFECT")
+RIGHT = frozenset({2, 3})
+WAY_CELLS_MAX = 90
+SHOWN = ("seen", "headline", "thrash", "after", "swap_share", "outgrown", "replayed")
+
+
+@click.command()
+@past.past_options("1h")
+@click.option("-c", "--config", "path", type=click.Path(), metavar="FILE", help="The configuration, to show changes as its lines.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as JSON.")
+def thrash(since: float, state_dir: str | None, ledger: str | None, path: str | None, as_json: bool) -> None:
+    """Tell who takes turns on a device, what that costs, and what would end it.
+
+    Every way out is tried first, by a replay of the same requests.  Exit code 3: somebody thrashes.
+    """
+    from greenroom.planner.advice import advice
+
+    with past.told():
+        seen = past.read(state_dir, ledger, since)
+        commands = past.commands_of(path)
+        said = advice(seen.setup, seen.requests, seen.transitions, seen.samples, commands=commands, within=seen.within)
+    if as_json:
+        client.print_json({name: said[name] for name in SHOWN})
+    else:
+        click.echo("\n".join([*page(said), past.looked_at(seen.within, len(seen.requests))]))
+    if said["thrash"]:
+        sys.exit(EXIT_THRASHING)
+
+
+def page(said: dict[str, Any]) -> list[str]:
+    if not said["thrash"]:
+        return [*nobody(said), ""]
+    lines: list[str] = []
+    for one in said["thrash"]:
+        lines += [*story(one), ""]
+    return [*lines, *size(said["outgrown"])]
+
+
+def nobody(said: dict[str, Any]) -> list[str]:
+    shares = ", ".join(f"{share:.0%} of {text.safe(device)}" for device, share in said["swap_share"].items())
+    lines = [f"Nobody thrashes: {text.count(said['seen']['switches'], 'start or wake')} took {shares or 'no time'}."]
+    worst = next((one for one in said["after"] if one["mean_s"] > 2 * one["others_mean_s"] + 1), None)
+    if worst is not None:
+        lines.append(
+            f"{text.safe(worst['model'])} waits {text.duration(worst['mean_s'])} after {text.safe(worst['before'])}, "
+            f"{text.duration(worst['others_mean_s'])} otherwise ({text.count(worst['count'], 'time')})."
+        )
+    return [*lines, *size(said["outgrown"])]
+
+
+def story(one: dict[str, Any]) -> list[str]:
+    lines = [text.safe(one["text"]) + "."]
+    others = "the other" if len(one["pair"]) == 2 else "another of them"
+    lines.append(f"  {one['slow']} of {text.count(one['slow_total'], 'slow request')} came after {others}.")
+    lines.append(
+        f"  {one['waited_requests_h']:.0f} requests an hour waited {text.duration(one['waited_s_h'])} for it; "
+        f"{one['regret']} of {one['swaps']} swaps sent away what was wanted again at once."
+    )
+    if not one["fixes"]:
+        return lines
+    lines += ["", *(f"  {line}" for line in text.table(HEADERS, [fix_row(fix) for fix in one["fixes"]], RIGHT))]
+    best = next((fix for fix in one["fixes"] if fix["suggested"]), None)
+    if best is not None:
+        lines += ["", "  * the suggested change:", *(f"    {text.safe(line)}" for line in best["diff"])]
+        if best["changes"]:
+            lines.append(f"    try it: greenroom replay {' '.join('--set ' + text.safe(change) for change in best['changes'])}")
+    return lines
+
+
+def fix_row(fix: dict[str, Any]) -> tuple[str, ...]:
+    swaps = "-" if fix["swaps_h"] is None else f"{fix['swaps_h']:.0f}"
+    wait = "-" if fix["mean_wait_s"] is None else text.duration(fix["mean_wait_s"])
+    return ("*" if fix["suggested"] else "", text.cut(text.safe(fix["text"]), WAY_CELLS_MAX), swaps, wait, text.safe(fix["effect"]))
+
+
+def size(outgrown: dict[str, Any]) -> list[str]:
+    if outgrown["verdict"] in ("unknown", "fits"):
+        return []
+    step = f" Next: {text.safe(outgrown['next_step'])}." if outgrown["next_step"] else ""
+    return [text.safe(outgrown["text"]) + "." + step]
