@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import h11
 import uvloop
 
+from greenroom.config.model import KeyConfig
 from greenroom.core.facts import Outcome
 from greenroom.proxy.admission import Catalog, Grant, ModelRoute, Refusal, Wish
 from greenroom.proxy.guards import Guards
@@ -320,7 +321,7 @@ async def a_world(
     reply: Reply = answer_ok,
     *,
     limits: dict[str, int | float] | None = None,
-    keys: Sequence[str] = (),
+    keys: Sequence[str | KeyConfig] = (),
     catalog: Catalog | None = None,
     **plane: Any,
 ) -> AsyncIterator[World]:

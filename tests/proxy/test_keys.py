@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.proxy.keys import CREDENTIAL_BYTES_MAX, STRIPPED, Keys
+from greenroom.proxy.keys import ANYONE, CREDENTIAL_BYTES_MAX, STRIPPED, Keys
 
 KEYS = Keys(["sk-first", "sk-second", "pässword:with:colons"])
+
+
+def asker(keys: Keys, *headers: tuple[bytes, bytes]) -> str | None:
+    holder = keys.check(headers)
+    return None if holder is None else holder.name
 
 
 def basic(text: str) -> bytes:
@@ -33,7 +38,7 @@ def basic(text: str) -> bytes:
 )
 def test_a_key_opens_in_every_accepted_form(name: bytes, value: bytes, who: str) -> None:
     """Bearer, Basic (the password) and x-api-key; the name told says nothing of the key."""
-    assert KEYS.check([(b"host", b"x"), (name, value), (b"accept", b"*/*")]) == who
+    assert asker(KEYS, (b"host", b"x"), (name, value), (b"accept", b"*/*")) == who
 
 
 @pytest.mark.parametrize(
@@ -73,21 +78,21 @@ def test_one_right_key_among_two_is_enough_but_not_among_many() -> None:
     right = (b"x-api-key", b"sk-first")
     wrong = (b"authorization", b"Bearer dummy")
 
-    assert KEYS.check([wrong, right]) == "key-1"
-    assert KEYS.check([right, wrong]) == "key-1"
+    assert asker(KEYS, wrong, right) == "key-1"
+    assert asker(KEYS, right, wrong) == "key-1"
     assert KEYS.check([*[(b"x-api-key", b"guess")] * 10, right]) is None
 
 
 def test_without_keys_everybody_is_nobody() -> None:
     """Nothing is required then, whatever is presented."""
     assert not Keys([]).required
-    assert Keys([]).check([(b"authorization", b"Bearer anything")]) == ""
+    assert Keys([]).check([(b"authorization", b"Bearer anything")]) is ANYONE
     assert KEYS.required
 
 
 def test_a_key_listed_twice_has_its_first_name() -> None:
     """Names stay those of the first mention."""
-    assert Keys(["a", "b", "a"]).check([(b"x-api-key", b"a")]) == "key-1"
+    assert asker(Keys(["a", "b", "a"]), (b"x-api-key", b"a")) == "key-1"
 
 
 def test_the_object_does_not_hold_the_keys() -> None:

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
+from greenroom.config.model import KeyConfig
 from greenroom.core.facts import Outcome
 from greenroom.proxy.admission import ModelRoute, Refusal
-from greenroom.proxy.keys import Keys
 
 from .relay_world import EngineSide, FakeTicket, Seen, a_caller, a_catalog, a_world, answer_ok, get, on_uvloop, post, until
 
@@ -359,7 +359,7 @@ def test_the_answer_tells_model_start_and_wait_and_drops_what_is_not_the_engines
     on_uvloop(main)
 
 
-def test_the_control_plane_is_relayed_over_its_socket_under_its_own_keys(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_control_plane_is_relayed_over_its_socket_under_keys_of_its_own_scope(tmp_path) -> None:  # type: ignore[no-untyped-def]
     """503 without one; its key is not the inference key; no model is asked for."""
     path = str(tmp_path / "control.sock")
     heads: list[bytes] = []
@@ -373,13 +373,14 @@ def test_the_control_plane_is_relayed_over_its_socket_under_its_own_keys(tmp_pat
 
     async def main() -> None:
         server = await asyncio.start_unix_server(control, path)
-        async with a_world(keys=["k1"], control_keys=Keys(["admin"])) as world:
+        keys = [KeyConfig("k1", "one", ("inference",)), KeyConfig("admin", "two", ("view",))]
+        async with a_world(keys=keys) as world:
             async with a_caller(world) as caller:
                 assert (await caller.ask(get("/api/status", "x-api-key: admin\r\n"))).status == 503
                 world.plane.control_socket = path
                 for _ in range(2):
                     assert (await caller.ask(get("/api/status?x=1", "x-api-key: admin\r\n"))).body == b"ctrl"
-                assert (await caller.ask(get("/api/status", "x-api-key: k1\r\n"))).status == 401
+                assert (await caller.ask(get("/api/status", "x-api-key: k1\r\n"))).status == 403
             assert heads[0].startswith(b"GET /api/status?x=1 HTTP/1.1\r\nHost: localhost\r\n")
             assert world.stats["reused"] == 1
             assert not world.admissions.tickets

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 
 from . import secrets
-from .errors import Path, Report, did_you_mean, quoted
-from .schema import CallSection, ConfigFile, GroupSection, ModelSection, SleepSection, name_error
+from .errors import SECRET_CHARS_MIN, Path, Report, did_you_mean, quoted
+from .model import is_pattern
+from .schema import CallSection, ConfigFile, GroupSection, KeySection, ModelSection, SleepSection, key_name, name_error
 
 PORT = "${PORT}"
 DEVICE_IDS_KNOWN = re.compile(r"gpu\d{1,3}|ram|(?:GPU|MIG)-[0-9A-Za-z/-]+")
@@ -188,6 +190,36 @@ def check_references(top: ConfigFile, names: Mapping[str, str], report: Report) 
         _check_known(name, ("hooks", "on_startup", "preload", index), names, report)
     if top.default_model is not None:
         _check_known(top.default_model, ("default_model",), names, report)
+    _check_keys(top.apiKeys, names, report)
+
+
+def _check_keys(keys: Sequence[KeySection], names: Mapping[str, str], report: Report) -> None:
+    """Each key and each name once, no name that gives a key away, and models that exist."""
+    secret: dict[str, tuple[int, bool]] = {}  # key -> where it stands first, and whether as plain text
+    named: dict[str, int] = {}
+    for position, each in enumerate(keys, start=1):
+        path: Path = ("apiKeys", position - 1)
+        is_plain = each == KeySection(key=each.key)
+        first, first_plain = secret.setdefault(each.key, (position, is_plain))
+        if first != position:
+            if not (is_plain and first_plain):  # llama-swap takes a text twice
+                report.add((*path, "key"), f"key {position} is the same as key {first}. Give each its own.")
+            continue
+        name = key_name(each, position)
+        if named.setdefault(name, position) != position:
+            report.add((*path, "name"), f"key {position} has the same name as key {named[name]}. Choose another name.")
+        for index, model in enumerate(each.models or ()):
+            if model in names:
+                continue
+            if not is_pattern(model):
+                _check_known(model, (*path, "models", index), names, report)
+            elif not any(fnmatchcase(known, model) for known in names):
+                report.warn((*path, "models", index), f"{quoted(model)} matches no model, so it allows nothing.")
+    telling = [key for key in secret if len(key) >= SECRET_CHARS_MIN]
+    for position, each in enumerate(keys, start=1):
+        if each.name is not None and (each.name in secret or any(key in each.name for key in telling)):
+            message = f"the name of key {position} holds a key, and names are shown. Choose another name."
+            report.add(("apiKeys", position - 1, "name"), message)
 
 
 def _check_known(name: str, path: Path, names: Mapping[str, str], report: Report) -> bool:

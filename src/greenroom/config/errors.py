@@ -158,6 +158,8 @@ class Report:
         text = str(getattr(secret, "text", secret)).strip()
         if len(text) >= SECRET_CHARS_MIN:
             self.secrets.add(text)
+            if len(text) > SHOWN_CHARS_MAX:
+                self.secrets.add(text[: SHOWN_CHARS_MAX - 1])  # as `quoted` cuts it
 
     def has(self, path: Path) -> bool:
         """Whether something at this place, or below it, was already reported."""
@@ -170,7 +172,8 @@ class Report:
 
     def _finished(self, problem: Problem) -> Problem:
         message = one_line(self.masked(problem.message))
-        return Problem(one_line(problem.file), problem.line, problem.column, problem.where, message)
+        where = self.masked(problem.where) if problem.where.startswith("apiKeys[") else problem.where
+        return Problem(one_line(problem.file), problem.line, problem.column, where, message)
 
     def first_by_model(self) -> dict[str, Problem]:
         """Model id -> the problem of it that stands first in the file."""

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from . import checks, commands, document, foreign, lower, macros, secrets
-from .errors import ConfigError, Path, Problem, Report, did_you_mean, kind, looks_secret, one_line, quoted
+from .errors import ConfigError, Path, Problem, Report, did_you_mean, kind, looks_secret, nearest, one_line, quoted
 from .explain import report_errors
 from .macros import MacroError, Scope
 from .model import Config, ModelConfig
-from .schema import ConfigFile, ModelSection, Section, name_error, secret_values
+from .schema import ConfigFile, KeySection, ModelSection, Section, name_error, secret_values
 
 CONFIG_BYTES_MAX = 1 << 20
 MODELS_MAX = 10_000
@@ -110,7 +110,9 @@ class _Loader:
         self.globals = macros.declared(top_raw.pop("macros", None), ("macros",), self.report)
         for name, chain in Scope(self.globals).cycles():
             self.report.add(("macros", name), f"the macros need each other: {chain}. Break the circle.")
-        top = self._validated(ConfigFile, self._expanded(top_raw, (), Scope(self.globals, self.env)), ())
+        top_expanded = self._expanded(top_raw, (), Scope(self.globals, self.env))
+        self._learn_secrets(top_expanded)  # keys that macros stood for
+        top = self._validated(ConfigFile, top_expanded, ())
         raw_models = self._raw_models(raw)
         models = {model_id: self._model(model_id, item) for model_id, item in raw_models.items()}
         good = {model_id: model for model_id, model in models.items() if model is not None}
@@ -140,8 +142,7 @@ class _Loader:
         """Before the first message about a value: what must never be shown."""
         keys = raw.get("apiKeys")
         for key in keys if isinstance(keys, list) else [keys]:
-            if isinstance(key, (str, int, float)):
-                self.report.hide(key)
+            self._hide_key(key)
         models = raw.get("models")
         sections = [raw, *(models.values() if isinstance(models, Mapping) else ())]
         for section in sections:
@@ -152,6 +153,18 @@ class _Loader:
             for name, value in declared.items() if isinstance(declared, Mapping) else ():
                 if looks_secret(str(name)) and isinstance(value, str):
                     self.report.hide(value)
+
+    def _hide_key(self, item: Any) -> None:
+        """One of `apiKeys`; in a mapping also what stands where a word of ours is expected and looks like none."""
+        if isinstance(item, Mapping):
+            known = KeySection.model_fields
+            self._hide_key(item.get("key"))
+            for name, value in item.items():
+                if name not in known and nearest(str(name), known) is None:
+                    self.report.hide(name)
+                    self._hide_key(value)
+        elif isinstance(item, (str, int, float)) and not isinstance(item, bool):
+            self.report.hide(item)
 
     def _hide(self, section: Mapping[str, Any]) -> None:
         """Variables and arguments of a model that are secrets."""

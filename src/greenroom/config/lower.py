@@ -13,12 +13,13 @@ from .model import (
     DeviceConfig,
     FiltersConfig,
     GroupConfig,
+    KeyConfig,
     ModelConfig,
     SizeSpec,
     SleepConfig,
     WarmupConfig,
 )
-from .schema import CallSection, ConfigFile, ContainerSection, DeviceSection, FiltersSection, ModelSection, SleepSection
+from .schema import CallSection, ConfigFile, ContainerSection, DeviceSection, FiltersSection, ModelSection, SleepSection, key_name
 
 IGNORED_PATHS_DEFAULT = (r"\.(?:js|json|css|png|gif|jpe?g|ico|txt)$",)  # what pages of an engine fetch; none of it is worth a start
 PROXY_DEFAULT = "http://127.0.0.1:${PORT}"
@@ -116,6 +117,14 @@ def _device(device_id: str, device: DeviceSection) -> DeviceConfig:
     return DeviceConfig(device_id, SizeSpec(device.memory, device.headroom, device.probe), device.uuid)
 
 
+def _keys(top: ConfigFile) -> tuple[KeyConfig, ...]:
+    """A key that is listed twice (as plain text, else it is a problem) counts once, under its first name."""
+    found: dict[str, KeyConfig] = {}
+    for position, each in enumerate(top.apiKeys, start=1):
+        found.setdefault(each.key, KeyConfig(each.key, key_name(each, position), each.scopes, each.models, each.limit))
+    return tuple(found.values())
+
+
 def lower(path: str, top: ConfigFile, models: tuple[ModelConfig, ...], names: Mapping[str, str], warnings: tuple[str, ...]) -> Config:
     """The whole file; `names` maps every id and alias to its model id."""
     groups, _ = groups_of(top)
@@ -128,7 +137,7 @@ def lower(path: str, top: ConfigFile, models: tuple[ModelConfig, ...], names: Ma
             for group_id, group in groups.items()
         ),
         preload=tuple(dict.fromkeys(names[name] for name in top.hooks.on_startup.preload)),
-        api_keys=tuple(dict.fromkeys(top.apiKeys)),
+        keys=_keys(top),
         start_port=top.startPort,
         log_level=top.logLevel,
         log_to_stdout=top.logToStdout,

@@ -144,6 +144,26 @@ class GroupConfig:
     persistent: bool = False
 
 
+SCOPES = ("inference", "view", "admin")
+"""What a key may be good for: asking models; looking at the server; changing what it does."""
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a name in `models` of a key stands for several models."""
+    return any(char in name for char in "*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyConfig:
+    """One key that opens the server, and for what.  `name` may be shown, the key never."""
+
+    key: str = field(repr=False)
+    name: str
+    scopes: tuple[str, ...] = SCOPES
+    models: tuple[str, ...] | None = None  # ids, aliases and patterns (`*`, `?`) it may ask; None: all
+    limit: int | None = None  # its requests in flight and waiting at once; None: any number
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     path: str
@@ -151,7 +171,7 @@ class Config:
     devices: tuple[DeviceConfig, ...] = ()
     groups: tuple[GroupConfig, ...] = ()
     preload: tuple[str, ...] = ()  # hooks.on_startup.preload
-    api_keys: tuple[str, ...] = ()
+    keys: tuple[KeyConfig, ...] = ()
     start_port: int = 5800
     log_level: str = "info"
     log_to_stdout: str = "proxy"  # proxy | upstream | both | none
@@ -163,3 +183,8 @@ class Config:
     policy: Mapping[str, float] = field(default_factory=dict)  # scheduling constants by name (core.facts.Policy)
     limits: Mapping[str, int | float] = field(default_factory=dict)  # data-plane limits by name (proxy.limits)
     warnings: tuple[str, ...] = ()  # `file:line: sentence`, shown by check and at start
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """The keys themselves: never shown, never passed on."""
+        return tuple(each.key for each in self.keys)

@@ -20,8 +20,12 @@ from . import commands, units
 from .document import plain
 from .errors import did_you_mean, kind, looks_secret, quoted
 from .foreign import FILTER_SYNONYMS, SYNONYMS
+from .model import SCOPES
 
 NAME_CHARS_MAX = 256
+KEYS_MAX = 1000
+KEY_CHARS_MAX = 2048
+KEY_NAME_CHARS_MAX = 64
 PATTERN_CHARS_MAX = 1000
 _MACRO = {"type": "string", "pattern": r"\$\{[^}]+\}"}
 
@@ -212,19 +216,62 @@ def _patterns(value: object) -> tuple[str, ...]:
     return patterns
 
 
-def _keys(value: object) -> tuple[str, ...]:
-    """API keys; no message here may hold one."""
+def _keys(value: object) -> tuple[KeySection, ...]:
+    """API keys, each as text or as a mapping; no message here may hold one."""
     if not isinstance(value, (list, tuple)):
         raise ValueError("is not a list. Write one `- key` a line.")
+    if len(value) > KEYS_MAX:
+        raise ValueError(f"has {len(value):,} keys; at most {KEYS_MAX:,} are taken.")
     for index, item in enumerate(value, start=1):
-        if not isinstance(item, (str, int, float)) or isinstance(item, bool):
-            raise ValueError(f"key {index} is not text. Write it in quotes.")
-        text = _text(item)
-        if not text:
-            raise ValueError(f"key {index} is empty. Remove it, or write a key.")
-        if any(c.isspace() or not c.isprintable() or ord(c) > 126 for c in text):
-            raise ValueError(f"key {index} holds a space or a character that HTTP headers cannot carry. Use letters, digits and signs.")
-    return _texts(value)
+        if not isinstance(item, (Mapping, KeySection)) and (message := _key_error(item)):
+            raise ValueError(f"key {index} {message}")
+    # What a mapping gets wrong is told with its own place.
+    return _KEYS.validate_python([item if isinstance(item, (Mapping, KeySection)) else {"key": item} for item in value])
+
+
+def _key(value: object) -> str:
+    if message := _key_error(value):
+        raise ValueError(message)
+    return _text(value)
+
+
+def _key_error(value: object) -> str:
+    """What is wrong with a key; "" when nothing is."""
+    if not isinstance(value, (str, int, float)) or isinstance(value, bool):
+        return "is not text. Write it in quotes."
+    text = _text(value)
+    if not text:
+        return "is empty. Remove it, or write a key."
+    if len(text) > KEY_CHARS_MAX:
+        return f"is longer than {KEY_CHARS_MAX:,} characters. Make it shorter."
+    if any(c.isspace() or not c.isprintable() or ord(c) > 126 for c in text):
+        return "holds a space or a character that HTTP headers cannot carry. Use letters, digits and signs."
+    return ""
+
+
+def _key_name(value: object) -> str:
+    name = _text(value)
+    if message := name_error(name):
+        raise ValueError(message)
+    if len(name) > KEY_NAME_CHARS_MAX:
+        raise ValueError(f"the name {quoted(name)} has {len(name)} characters; at most {KEY_NAME_CHARS_MAX} are taken.")
+    return name
+
+
+def _scopes(value: object) -> tuple[str, ...]:
+    """In the order of SCOPES, each once."""
+    names = (value,) if isinstance(value, str) else _texts(value)
+    if not names:
+        raise ValueError(f"is an empty list. Name {', '.join(SCOPES[:-1])} or {SCOPES[-1]}, or leave it out for all.")
+    chosen = {_scope(name) for name in names}
+    return tuple(scope for scope in SCOPES if scope in chosen)
+
+
+def _key_models(value: object) -> tuple[str, ...]:
+    names = _names((value,) if isinstance(value, str) else value)
+    if not names:
+        raise ValueError("is an empty list. Name models, or leave it out for all.")
+    return names
 
 
 def command(value: object) -> tuple[str, ...]:
@@ -428,7 +475,14 @@ _ENV = WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string", "
 Texts: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_texts), _LIST]
 Names: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_names), _LIST]
 Patterns: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_patterns), _LIST]
-Keys: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_keys), _LIST]
+KeyText: TypeAlias = Annotated[str, BeforeValidator(_key), WithJsonSchema({"type": ["string", "number"]})]
+KeyName: TypeAlias = Annotated[str, BeforeValidator(_key_name), _WORD]
+Scopes: TypeAlias = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_scopes),
+    WithJsonSchema({"anyOf": [{"enum": [*SCOPES]}, {"type": "array", "items": {"enum": [*SCOPES]}, "minItems": 1}]}),
+]
+KeyModels: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_key_models), WithJsonSchema({"type": ["string", "array"]})]
 Argv: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(command), _COMMAND]
 Arguments: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_arguments), _COMMAND]
 Environment: TypeAlias = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_environment), _ENV]
@@ -545,6 +599,30 @@ def _call_or_calls(value: object) -> CallSection | tuple[CallSection, ...]:
 
 Calls: TypeAlias = Annotated[tuple[CallSection, ...], BeforeValidator(_calls)]
 CallOrCalls: TypeAlias = Annotated[CallSection | tuple[CallSection, ...], BeforeValidator(_call_or_calls)]
+
+
+class KeySection(_Lean):
+    """One API key with a name, and what it is good for."""
+
+    key: KeyText = Field(description="The key itself, best as ${env.NAME}.", repr=False)
+    name: KeyName | None = Field(default=None, description="What it is called in events and logs; default key-1 and so on.")
+    scopes: Scopes = Field(default=SCOPES, description="inference, view, admin; default all.")
+    models: KeyModels | None = Field(default=None, description="Ids, aliases and patterns of the models it may ask; default all.")
+    limit: Parallel | None = Field(default=None, description="Its requests in flight and waiting at once; beyond it 429.")
+
+
+_KEYS: TypeAdapter[tuple[KeySection, ...]] = TypeAdapter(tuple[KeySection, ...])
+_scope = _chosen(*SCOPES)
+Keys: TypeAlias = Annotated[
+    tuple[KeySection, ...],
+    BeforeValidator(_keys),
+    WithJsonSchema({"type": "array", "items": {"anyOf": [{"type": ["string", "number"]}, _KEYS.json_schema()["$defs"]["KeySection"]]}}),
+]
+
+
+def key_name(key: KeySection, position: int) -> str:
+    """What a key is called; `position` counts from 1 in the list as it is written."""
+    return key.name or f"key-{position}"
 
 
 class SleepSection(_Lean):
@@ -709,7 +787,7 @@ class ConfigFile(Section):
     logLevel: LogLevel = "info"
     logToStdout: LogTarget = "proxy"
     includeAliasesInList: Flag = Field(default=False, description="Aliases are listed as models of their own.")
-    apiKeys: Keys = Field(default=(), description="Keys clients must show one of.")
+    apiKeys: Keys = Field(default=(), description="Keys clients must show one of: texts, or mappings with scopes.")
     upstream: UpstreamSection = Field(default_factory=UpstreamSection)
     default_model: Words | None = Field(default=None, description="Serves requests that name no model.")
     allowed_hosts: Texts = Field(default=(), description="Host names accepted besides loopback and the listen address.")

@@ -17,7 +17,7 @@ from .admission import Refusal
 from .exchange import Exchange
 from .guards import Guards, is_preflight
 from .heads import CONTINUE, METHODS, SEEN, Headers, Mark, connection_options, known_name
-from .keys import Keys
+from .keys import Holder, Keys, same, words_of
 from .limits import MIB
 from .spool import SpoolError
 from .targets import Kind, Route, route
@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 TCP_CLOSED: Final = 7  # tcp_info.tcpi_state
 DISCARDED_MAX: Final = 4 * MIB  # of input after the last request; then reading stops
 DEADLINE_DIGITS_MAX: Final = 12
-_OPEN_KINDS: Final = (Kind.HEALTH, Kind.READY, Kind.PREFLIGHT)  # no key is asked for
 
 _INFERENCE: Final = Kind.INFERENCE
 _HOST: Final = int(Mark.HOST)
@@ -128,7 +127,7 @@ class Client(asyncio.Protocol):
         self._probe_at = inf
         self._is_large = False  # this read may hold a head beyond its limit
         self._host_judged: tuple[Guards, bytes] | None = None
-        self._key_judged: tuple[Keys, bytes, str] | None = None
+        self._key_judged: tuple[Keys, bytes, Holder] | None = None
         self.headers: Headers = []
         self._begin_head()
 
@@ -421,15 +420,15 @@ class Client(asyncio.Protocol):
         if exchange.origin and kind is Kind.UPSTREAM and is_preflight(exchange.method, exchange.headers):
             exchange.route = found = Route(Kind.PREFLIGHT, found.path)
             kind = found.kind
-        if kind is _INFERENCE or kind not in _OPEN_KINDS:
-            keys = plane.control_keys if found.control and plane.control_keys is not None else plane.keys
-            if keys.required:
-                name = self._judge_key(keys, exchange)
-                if name is None:
-                    return errors.bad_key(), True
-                exchange.key_name = name
+        if found.needs and plane.keys.required:
+            holder = self._judge_key(plane.keys, exchange)
+            if holder is None:
+                return errors.bad_key(), True
+            exchange.holder = holder
+            if not holder.scopes & found.needs:
+                return errors.scope_missing(words_of(found.needs)), False
         if found.error is not None:
-            return found.error, False
+            return self._fit_for(exchange.holder, found), False
         if self._special is not None and _DEADLINE in self._special:
             told = self._special[_DEADLINE]
             if not told.isdigit() or not told.strip(b"0"):
@@ -453,15 +452,23 @@ class Client(asyncio.Protocol):
             self._host_judged = (guards, self._host)
         return refusal
 
-    def _judge_key(self, keys: Keys, exchange: Exchange) -> str | None:
-        """The key's name.  A connection that presents what it presented before is not judged again."""
+    def _judge_key(self, keys: Keys, exchange: Exchange) -> Holder | None:
+        """Who holds the key.  A connection that presents what it presented before is not judged again."""
         judged = self._key_judged
-        if judged is not None and judged[0] is keys and judged[1] == self._presented:
+        if judged is not None and judged[0] is keys and same(judged[1], self._presented):
             return judged[2]
-        name = keys.check(exchange.headers)
-        if name is not None:
-            self._key_judged = (keys, self._presented, name)
-        return name
+        holder = keys.check(exchange.headers)
+        if holder is not None:
+            self._key_judged = (keys, self._presented, holder)
+        return holder
+
+    def _fit_for(self, holder: Holder, found: Route) -> Refusal:
+        """A route's error; one that proposes models proposes none that the key may not use."""
+        assert found.error is not None
+        only = holder.allowed(self.server.plane.catalog)
+        if only is None or found.error.code != "model_not_found" or found.name is None:
+            return found.error
+        return errors.unknown_model(found.name, errors.near_names(found.name, self.server.plane.catalog, only))
 
     def on_body(self, data: bytes) -> None:
         current = self._current

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import msgspec
 
@@ -171,11 +171,12 @@ def bad_deadline(told: bytes) -> Refusal:
     )
 
 
-def near_names(name: str, catalog: Catalog) -> tuple[str, ...]:
-    """Listed names that look like this one, best first, at most three."""
+def near_names(name: str, catalog: Catalog, only: Set[str] | None = None) -> tuple[str, ...]:
+    """Listed names (of the models `only`) that look like this one, best first, at most three."""
     if len(name) > 2 * SHOWN_CHARS_MAX:
         return ()
-    folded = {known.casefold(): known for known, model in catalog.names.items() if not catalog.models[model].unlisted}
+    listed = {known: model for known, model in catalog.names.items() if not catalog.models[model].unlisted}
+    folded = {known.casefold(): known for known, model in listed.items() if only is None or model in only}
     wanted = name.casefold()
     alike = heapq.nsmallest(NEAR_LOOKED_AT_MAX, folded, key=lambda known: abs(len(known) - len(wanted)))
     close = difflib.get_close_matches(wanted, alike, n=NEAR_NAMES_MAX, cutoff=0.6)
@@ -205,6 +206,17 @@ def bad_key() -> Refusal:
 
 def key_not_allowed(name: str) -> Refusal:
     return Refusal(403, "key_not_allowed", f"This API key may not use model {shown(name)}; ask for another key or another model.")
+
+
+def scope_missing(scopes: Sequence[str]) -> Refusal:
+    """`scopes`: one of these would do."""
+    message = f"This API key lacks the scope {' or '.join(scopes)}, which this route needs; ask for another key."
+    return Refusal(403, "scope_missing", message)
+
+
+def key_busy(limit: int) -> Refusal:
+    message = f"This API key already has {limit} requests in flight or waiting, as many as it may; try again when one has ended."
+    return Refusal(429, "key_limit", message, retry_after_s=1.0)
 
 
 def not_ready(model: str) -> Refusal:

@@ -17,7 +17,7 @@ import msgspec
 from . import bodies, errors, listing
 from .admission import Grant, ModelRoute, Refusal, Ticket, Wish
 from .heads import BODY_METHODS, CONTINUE, DROPPED, LAST_CHUNK, Headers, is_event_stream, is_json, request_head, response_head, safe_value
-from .keys import STRIPPED
+from .keys import ANYONE, NOBODY, STRIPPED, Holder, Load
 from .limits import KIB, MIB
 from .record import Record, path_text, start_lines
 from .request_body import RequestBody
@@ -83,12 +83,13 @@ class Exchange(RequestBody):
         "grant",
         "headers",
         "heard",
+        "holder",
         "http11",
         "is_event_stream",
         "keep",
         "key",
-        "key_name",
         "length",
+        "load",
         "looked_at",
         "method",
         "model",
@@ -118,7 +119,8 @@ class Exchange(RequestBody):
         self.origin = self.upgrade = self.stream = self.early = self.retried = self.is_event_stream = self.heard = False
         self.deadline_s: float | None = None
         self.options: list[bytes] | None = None  # header names that `Connection` limits to this hop
-        self.key_name = ""
+        self.holder: Holder = NOBODY
+        self.load: Load | None = None  # where it counts
         self.model: ModelRoute | None = None
         self.ticket: Ticket | None = None
         self.request = 0
@@ -183,7 +185,11 @@ class Exchange(RequestBody):
             return
         model_id = catalog.names.get(asked)
         if model_id is None:
-            self.refuse(errors.unknown_model(asked, errors.near_names(asked, catalog)))
+            self.refuse(errors.unknown_model(asked, errors.near_names(asked, catalog, self.holder.allowed(catalog))))
+            return
+        holder = self.holder
+        if holder.models is not None and not holder.may_use(model_id, catalog):
+            self.refuse(errors.key_not_allowed(asked))
             return
         model = self.model = catalog.models[model_id]
         if not route.may_start and not plane.admissions.is_ready(model_id):
@@ -191,28 +197,43 @@ class Exchange(RequestBody):
             return
         if route.kind is _INFERENCE and self.size:
             self.rewrite(route, model, asked)
+        if holder.limit is not None and not self._counts(holder.load, holder.limit):
+            return
         self.asked_at = self.client.loop.time()
         if self.stream and model.keepalive and self.http11 and route.kind is _INFERENCE and self.method == b"POST":
             self.comment_at = self.asked_at + self.client.server.limits.keepalive_after_s
         self.phase = _ASKING
         path = path_text(route.path)
-        client = self.key_name or self.client.peer
+        client = holder.name or self.client.peer
         self.ticket = plane.admissions.ask(Wish(model_id, asked, path, client, deadline_s=self.deadline_s), self)
         if self.phase is _ASKING:
             self.phase = _WAITING
         elif self.phase is _CONNECTING:
             self._connect()
 
+    def _counts(self, load: Load, limit: int) -> bool:
+        """Count it among the requests of its key, unless there are too many."""
+        if load.now >= limit:
+            self.refuse(errors.key_busy(limit))
+            return False
+        load.now += 1
+        self.load = load
+        return True
+
     def _start_models(self) -> None:
         plane = self.client.server.plane
+        catalog = plane.catalog
+        only = self.holder.allowed(catalog)
         assert self.route is not None
         name = self.route.name
         if name is None:
-            self._answer_json(200, listing.models_body(plane.catalog, plane.admissions))
+            self._answer_json(200, listing.models_body(catalog, plane.admissions, only))
             return
-        body = listing.model_body(plane.catalog, plane.admissions, name)
+        body = listing.model_body(catalog, plane.admissions, name)
         if body is None:
-            self.refuse(errors.unknown_model(name, errors.near_names(name, plane.catalog)))
+            self.refuse(errors.unknown_model(name, errors.near_names(name, catalog, only)))
+        elif only is not None and catalog.names[name] not in only:
+            self.refuse(errors.key_not_allowed(name))
         else:
             self._answer_json(200, body)
 
@@ -316,8 +337,8 @@ class Exchange(RequestBody):
         control = grant is None
         assert self.key is not None
         assert self.route is not None
-        extra = grant.secret_headers if grant is not None else ()
-        dropped = KEYS_DROPPED if not control and (extra or self.client.server.plane.keys.required) else DROPPED
+        extra = grant.secret_headers if grant is not None else self._who()
+        dropped = KEYS_DROPPED if control or extra or self.client.server.plane.keys.required else DROPPED
         if self.options:
             dropped = dropped | frozenset(self.options)
         if self.plan is not None or self.early:
@@ -330,6 +351,14 @@ class Exchange(RequestBody):
         head = request_head(self.method, path, host, self.headers, dropped, length, extra, self.upgrade)
         is_head = self.method == b"HEAD"
         upstream.begin(self, head, body, size, is_head=is_head, upgrade=self.upgrade, keeps_cors=control)
+
+    def _who(self) -> Headers:
+        """For the control plane: who asks, as `keys` tells."""
+        holder = self.holder
+        assert self.route is not None
+        if holder is NOBODY and self.route.needs and not self.client.server.plane.keys.required:
+            holder = ANYONE
+        return holder.told
 
     def _client_host(self) -> bytes:
         """For the control plane, which compares it with Origin."""
@@ -685,6 +714,9 @@ class Exchange(RequestBody):
         server.stats.finished += 1
         server.stats.bytes_out += self.bytes_out
         self.comment_at = inf
+        if self.load is not None:
+            self.load.now -= 1
+            self.load = None
         ticket = self.ticket
         if ticket is None:
             pass
@@ -712,7 +744,7 @@ class Exchange(RequestBody):
             route.kind.value if route is not None else "",
             self.method.decode("ascii"),
             path_text(route.path) if route is not None else "",
-            self.key_name or self.client.peer,
+            self.holder.name or self.client.peer,
             self.status,
             outcome,
             grant.start if grant is not None else "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import msgspec
@@ -29,9 +30,9 @@ def _entry(name: str, route: ModelRoute, catalog: Catalog, admissions: Admission
     return entry
 
 
-def models_body(catalog: Catalog, admissions: Admissions) -> bytes:
-    """`GET /v1/models`: every listed model, sorted by id; aliases too when so configured."""
-    named = [(route.id, route) for route in catalog.models.values() if not route.unlisted]
+def models_body(catalog: Catalog, admissions: Admissions, only: Set[str] | None = None) -> bytes:
+    """`GET /v1/models`: every listed model (of `only`), sorted by id; aliases too when so configured."""
+    named = [(route.id, route) for route in catalog.models.values() if not route.unlisted and (only is None or route.id in only)]
     if catalog.include_aliases_in_list:
         named += [(alias, route) for _, route in tuple(named) for alias in route.aliases]
     named.sort(key=lambda pair: pair[0])

@@ -52,7 +52,6 @@ class DataPlane:
     guards: Guards
     limits: Limits = field(default_factory=Limits)
     control_socket: str | None = None
-    control_keys: Keys | None = None  # None: the same keys as for inference
     ready: Callable[[], bool] = _always_ready
     hooks: Hooks = field(default_factory=NoHooks)
     spool_dir: str | None = None  # None: the system's temporary directory

@@ -10,12 +10,13 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import unquote, unquote_plus, unquote_to_bytes
 
 from greenroom.proxy import errors
 from greenroom.proxy.admission import Catalog, Refusal
+from greenroom.proxy.keys import ANY, Scope
 
 CACHED_TARGETS_MAX = 4096
 CACHED_TARGET_BYTES_MAX = 512
@@ -57,6 +58,31 @@ class Route:
     allow: bytes = b""  # value of `Allow` with METHOD_NOT_ALLOWED
     changes: bool = False  # CONTROL: changes state, so a foreign page may not ask for it
     control: bool = False  # a path of the control plane, also under PREFLIGHT
+    needs: int = field(init=False, default=0)  # scopes one of which the key must have; 0: no key is asked for
+
+    def __post_init__(self) -> None:
+        needs = _NEEDS[self.kind]
+        if self.kind is Kind.CONTROL:
+            if self.changes:
+                needs = int(Scope.ADMIN)
+            else:
+                path = self.path.partition(b"?")[0]
+                needs = 0 if path in _OPEN_PATHS or path.startswith(b"/ui/") else ANY if path == b"/api/me" else needs
+        object.__setattr__(self, "needs", needs)
+
+
+_NEEDS: Mapping[Kind, int] = {
+    Kind.INFERENCE: int(Scope.INFERENCE),
+    Kind.UPSTREAM: int(Scope.INFERENCE),
+    Kind.MODELS: int(Scope.INFERENCE | Scope.VIEW),  # who may look sees them elsewhere, too
+    Kind.HEALTH: 0,
+    Kind.READY: 0,
+    Kind.CONTROL: int(Scope.VIEW),
+    Kind.PREFLIGHT: 0,
+    Kind.NOT_FOUND: ANY,
+    Kind.METHOD_NOT_ALLOWED: ANY,
+}
+_OPEN_PATHS = frozenset({b"/", b"/ui", b"/upstream", b"/upstream/", b"/favicon.ico"})  # the page itself, which asks for a key
 
 
 # ---------------------------------------------------------------------------------------------------- table of routes

@@ -201,7 +201,7 @@ class GreenroomServer:
         return data_plane.DataPlane(
             admissions=self.door,
             catalog=plan.catalog,
-            keys=Keys(config.api_keys),
+            keys=Keys(config.keys),
             guards=Guards(self.listen[0], config.allowed_hosts, config.cors_origins, check_host=not config.api_keys),
             limits=limits_of(config),
             control_socket=socket_path,
@@ -305,7 +305,7 @@ class GreenroomServer:
         self._own_log.mask(config.api_keys)
         hide_keys(config)
         plane = self._plane_now
-        plane.catalog, plane.keys = plan.catalog, Keys(config.api_keys)
+        plane.catalog, plane.keys = plan.catalog, Keys(config.keys, plane.keys)
         plane.guards = Guards(self.listen[0], config.allowed_hosts, config.cors_origins, check_host=not config.api_keys)
         self.shell.reload(plan.setup)
 
