@@ -139,6 +139,9 @@ class FakeFacade:
         async for event in self._subscribe():
             yield event
 
+    async def metrics(self, *, engines: bool) -> str:
+        return f"greenroom_engines {int(engines)}\n"
+
     def recent(self, limit: int) -> Sequence[dict[str, Any]]:
         return self.past[-limit:]
 

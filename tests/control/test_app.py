@@ -212,7 +212,8 @@ async def test_operations_reach_the_model_that_the_path_names(path: str, wanted:
         ("DELETE", "/api/status", 405, "method_not_allowed", "use GET"),
         ("HEAD", "/unload", 405, None, None),
         ("GET", "/api/nothing", 404, "not_found", "'/api/nothing'"),
-        ("GET", "/metrics", 404, "not_found", "('/metrics') is not in this version"),
+        ("GET", "/metrics/x", 404, "not_found", "no route"),
+        ("GET", "/metrics?engines=perhaps", 400, "bad_parameter", "engines"),
     ],
 )
 async def test_errors_are_json_in_openai_shape(

@@ -22,6 +22,7 @@ from greenroom.control import pages, render, sse
 from greenroom.control.facade import Facade, Result
 from greenroom.core.facts import Operation, State
 from greenroom.core.views import ModelView
+from greenroom.ledger.metrics import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +30,6 @@ FACADE: web.AppKey[Facade] = web.AppKey("facade")
 READERS: web.AppKey[sse.Readers] = web.AppKey("readers", sse.Readers)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-LATER = {"metrics": "the metrics route"}  # first part of a path -> what will be there
 
 WAIT_S_MAX = 600.0
 LOG_LINES_DEFAULT = 200
@@ -71,6 +70,7 @@ def make_app(facade: Facade, limits: sse.StreamLimits | None = None) -> web.Appl
     # No HEAD: it would open a stream, or change a state, for nobody to see.
     app.router.add_get("/api/status", get_status, allow_head=False)
     app.router.add_get("/api/version", get_version, allow_head=False)
+    app.router.add_get("/metrics", get_metrics, allow_head=False)
     app.router.add_get("/api/events", get_events, allow_head=False)
     app.router.add_get("/api/logs", get_own_logs, allow_head=False)
     pages.add_pages(app.router, pages.read_pages())
@@ -192,9 +192,6 @@ def http_error(request: web.Request, http: web.HTTPException) -> web.StreamRespo
 
 
 def no_route(request: web.Request) -> str:
-    top = request.path.removeprefix("/").partition("/")[0]
-    if top in LATER:
-        return f"{LATER[top]} ({request.path!r}) is not in this version; GET /api/status and `greenroom ps` tell what is going on"
     return f"there is no route {request.method} {request.path!r}"
 
 
@@ -263,6 +260,11 @@ def sleep_level(request: web.Request) -> int | None:
 
 async def get_status(request: web.Request) -> web.StreamResponse:
     return state_response(render.status(request.app[FACADE]))
+
+
+async def get_metrics(request: web.Request) -> web.StreamResponse:
+    text = await request.app[FACADE].metrics(engines=flag(request, "engines"))
+    return web.Response(body=text.encode("utf-8", "replace"), headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
 
 
 async def get_version(request: web.Request) -> web.StreamResponse:

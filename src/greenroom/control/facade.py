@@ -60,5 +60,8 @@ class Facade(Protocol):
     def events(self) -> AsyncIterator[dict[str, Any]]:
         """One subscriber: {"id", "at" (unix s), "kind", "model", "level", "text"}; `kind: "dropped"` with `count` when it was too slow."""
 
+    async def metrics(self, *, engines: bool) -> str:
+        """Prometheus text; `engines`: with what engines that serve tell of themselves.  Nothing is started, woken or kept by it."""
+
     def recent(self, limit: int) -> Sequence[dict[str, Any]]:
         """The newest events, oldest first, in the shape of `events()`: what a late or returning subscriber missed."""

@@ -170,6 +170,9 @@ class Engine(Protocol):
 
     def ending(self, exit_code: int | None, log_tail: Sequence[str]) -> Ending: ...
 
+    def metrics_call(self) -> Call | None:
+        """Where it tells figures of its own in Prometheus text, if asking neither wakes it nor keeps it awake; None = nowhere."""
+
     # sleep and wake; an engine that cannot sleep has no tiers in `costs`, so no recipe is ever asked for
 
     def no_sleep(self) -> str:

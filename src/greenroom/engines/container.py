@@ -166,6 +166,9 @@ class Containerized:
     def phase_of(self, line: str) -> str:
         return self.inner.phase_of(line)
 
+    def metrics_call(self) -> Call | None:
+        return self.inner.metrics_call()
+
     def ending(self, exit_code: int | None, log_tail: Sequence[str]) -> Ending:
         return self.inner.ending(exit_code, log_tail)
 

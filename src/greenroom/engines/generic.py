@@ -396,6 +396,9 @@ class Generic:
             return _mounted(path, self.config.container.volumes)
         return path if path.is_absolute() else Path(self.config.cwd or Path.cwd()) / path
 
+    def metrics_call(self) -> Call | None:
+        return None
+
     def ending(self, exit_code: int | None, log_tail: Sequence[str]) -> Ending:
         return oom.ending(exit_code, log_tail)
 

@@ -223,6 +223,11 @@ class LlamaServer(Generic):
         load_s = self._load_s()
         return SleepTier(1, ASLEEP_RAM_MIB if estimate.in_ram else ASLEEP_GPU_MIB, 0, 0.0, WAKE_FLOOR_S + load_s)
 
+    def metrics_call(self) -> Call | None:
+        """Not where it falls asleep by itself: there a look at its figures counts as a request."""
+        offers = self.flags.has("--metrics") or (self.given("LLAMA_ARG_ENDPOINT_METRICS") or "0") not in ("", "0", "false")
+        return Call("/metrics", "GET") if offers and self.idle_s() is None else None
+
     def dozes(self) -> AsleepCheck | None:
         # Says "awake" as soon as it begins to load: only the answer to a call that woke it means that it serves.
         return AsleepCheck("/props") if self.idle_s() is not None else None

@@ -44,6 +44,9 @@ class Sglang(Generic):
     )
     canary_extras: ClassVar[Mapping[str, Any]] = {"ignore_eos": True}
 
+    def metrics_call(self) -> Call | None:
+        return Call("/metrics", "GET") if self.flags.has("--enable-metrics") else None
+
     def own_env(self, devices: Sequence[DeviceRef]) -> dict[str, str]:
         # Its /health generates a token by default: a probe would cost compute, and could kill it while memory is released.
         return {} if HEALTH_VARIABLE in self.env else {HEALTH_VARIABLE: "0"}

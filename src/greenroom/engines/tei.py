@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from greenroom.engines.base import DeviceRef, Estimate
+from greenroom.engines.base import Call, DeviceRef, Estimate
 from greenroom.engines.generic import Generic, in_ram
 from greenroom.engines.weights import folder_mib
 
@@ -23,6 +23,9 @@ class Tei(Generic):
     key_variables: ClassVar[tuple[str, ...]] = ("API_KEY",)
     ready_lines: ClassVar[re.Pattern[str]] = re.compile(r"\bReady\b|Starting HTTP server")
     phase_lines: ClassVar[re.Pattern[str]] = re.compile(r"(?P<listen>Starting (?:HTTP|gRPC) server)|(?P<weights>Warming up model)")
+
+    def metrics_call(self) -> Call | None:
+        return Call("/metrics", "GET")
 
     def estimate(self, devices: Sequence[DeviceRef]) -> Estimate:
         weights = folder_mib(self.model_path())  # where its own hub cache lies is the image's business

@@ -50,6 +50,9 @@ class Vllm(Generic):
     )
     canary_extras: ClassVar[Mapping[str, Any]] = {"ignore_eos": True}
 
+    def metrics_call(self) -> Call | None:
+        return Call("/metrics", "GET")
+
     # ------------------------------------------------------------------------------------------------------- launching
 
     def own_env(self, devices: Sequence[DeviceRef]) -> dict[str, str]:

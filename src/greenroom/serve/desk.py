@@ -17,9 +17,12 @@ from greenroom.control.facade import InstanceExtra, Result
 from greenroom.core.facts import Admit, Cut, Done, Model, Operation, OperatorAsked, Refuse, Tell
 from greenroom.core.views import View
 from greenroom.host.logs import LogRing
+from greenroom.ledger.metrics import Metrics, Page
+from greenroom.ledger.store import Ledger
 from greenroom.shell.crew import HostCrew
 from greenroom.shell.heart import Shell
 
+from . import engine_metrics
 from .accounts import Accounts
 from .wiring import Plan
 
@@ -117,10 +120,20 @@ class Desk:
     version = __version__
 
     def __init__(
-        self, shell: Shell, crew: HostCrew, plan: Plan, feed: EventFeed, own_log: LogRing, accounts: Accounts | None = None
+        self,
+        shell: Shell,
+        crew: HostCrew,
+        plan: Plan,
+        feed: EventFeed,
+        own_log: LogRing,
+        accounts: Accounts | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self.plan = plan  # replaced on reload
         self._accounts = accounts or Accounts()
+        self._metrics, self._ledger = Metrics(), ledger
+        if ledger is not None:
+            ledger.listeners.append(self._metrics.take)
         self._shell, self._crew, self._feed, self._own_log = shell, crew, feed, own_log
         self._began_at = shell.clock()
         self._known_of: Plan | None = None
@@ -194,6 +207,14 @@ class Desk:
 
     def recent(self, limit: int) -> Sequence[dict[str, Any]]:
         return self._feed.recent(limit)
+
+    async def metrics(self, *, engines: bool) -> str:
+        view, dropped = self.view(), self._ledger.dropped if self._ledger is not None else 0
+        page, uptime_s = Page(), self.uptime_s()
+        for _ in self._metrics.fill(page, view, version=self.version, uptime_s=uptime_s, requests=self._accounts.of, dropped=dropped):
+            await asyncio.sleep(0)  # requests are not kept waiting for figures
+        text = page.text()
+        return text + await engine_metrics.gather(view, self._crew.running.get) if engines else text
 
 
 class RingHandler(logging.Handler):

@@ -155,7 +155,7 @@ class GreenroomServer:
         self.crew.masked = self.config.api_keys
         self.accounts = Accounts()
         self.books = Books(self.shell, self.ledger, self.accounts)
-        self.desk = Desk(self.shell, self.crew, plan, self.feed, self._own_log, self.accounts)
+        self.desk = Desk(self.shell, self.crew, plan, self.feed, self._own_log, self.accounts, self.ledger)
         self.plan = plan
         async with self._control() as socket_path:
             plane = self._plane(plan, socket_path)
