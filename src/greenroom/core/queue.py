@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 BATCH_WEIGHT = 0.25  # a batch request counts this much when models compete for a device
@@ -35,6 +36,10 @@ class ModelQueue:
 
     def __contains__(self, request: int) -> bool:
         return request in self._items
+
+    def items(self) -> Iterable[Waiting]:
+        """In arrival order."""
+        return self._items.values()
 
     @property
     def clients(self) -> int:

@@ -617,6 +617,15 @@ def explain_wait(stage: Stage, entry: Entry) -> str:
     return (f"queued behind {', '.join(ahead)}" if ahead else "queued") + about
 
 
+def way_in(stage: Stage, entry: Entry) -> tuple[Option, float, bool] | None:
+    """For people: what a decision would do for `entry` now, when the rules let it, whether claims do; None = there is no way yet."""
+    options = [] if _claims_forbid(stage, entry) else _options(stage, entry)
+    if not options:
+        return None
+    option = min(options, key=lambda option: _rank(stage, entry, option))
+    return option, _swap_at(stage, entry, option), _claims_allow(stage, entry, option)
+
+
 def _ahead(stage: Stage, entry: Entry) -> list[str]:
     names: dict[str, None] = {}
     for devices in stage.placements(entry)[:1]:

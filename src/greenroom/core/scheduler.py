@@ -12,6 +12,7 @@ from typing import Any
 
 from .costs import blend
 from .entry import Entry
+from .explain import extras, present, queue_views, wanting
 from .facts import (
     Action,
     Admit,
@@ -45,7 +46,7 @@ from .queue import BATCH_WEIGHT, Waiting
 from .residency import FALLING, HOME, RISING, SERVING
 from .rules import blocked_by, decide, expected_wait_s, explain_wait, hopeless, relieve, worth_a_look
 from .stage import EPSILON_S, NEVER, Admission, Phase, Stage, conflicts_of, pools_for
-from .views import DeviceView, InstanceView, ModelView, View
+from .views import DeviceView, InstanceView, ModelView, PlaceView, QueueView, TurnView, View
 
 
 class Scheduler:
@@ -592,9 +593,55 @@ class Scheduler:
     def view(self, at: float) -> View:
         stage = self._stage
         with stage.looking(at):
-            models = tuple(map(self._view_model, stage.entries.values()))
+            wanted_by = wanting(stage) if stage.waiting else {}
+            models = tuple(self._view_model(entry, wanted_by) for entry in stage.entries.values())
             oldest = max((model.oldest_s for model in models), default=0.0)
             return View(stage.now, tuple(map(self._view_device, stage.book.pools)), models, stage.clients, oldest)
+
+    def queue(self, at: float) -> tuple[QueueView, ...]:
+        """Every model that clients wait for, with the reason; longest first."""
+        with self._stage.looking(at):
+            return queue_views(self._stage)
+
+    def present(self, model: str, at: float) -> tuple[str, tuple[str, ...]]:
+        """(what it does now and why, a sentence; the models that this names)."""
+        entry = self._stage.entries.get(model)
+        if entry is None:
+            return "", ()
+        with self._stage.looking(at):
+            return present(self._stage, entry)
+
+    def places(self) -> tuple[PlaceView, ...]:
+        """Who holds what now."""
+        book = self._stage.book
+        return tuple(
+            PlaceView(entry.id, entry.state, entry.instance.generation, entry.instance.level, dict(book.of(entry.id)))
+            for entry in self._stage.entries.values()
+            if entry.state not in HOME
+        )
+
+    def turn_of(self, model: str) -> TurnView | None:
+        """Of a model that rises or is about to: since when its room is made, and by whom."""
+        entry = self._stage.entries.get(model)
+        move = self._stage.move_of(entry) if entry is not None else None
+        if entry is None or move is None or move.target is not entry:
+            return None
+        first = next((item.arrived_at for item in entry.queue.items() if not item.ghost), None)
+        return TurnView(entry.id, move.began_at, tuple(move.victims), first)
+
+    def waiting_since(self) -> dict[str, float]:
+        """Model that is not ready -> arrival of the first client who waits for it."""
+        found = {}
+        for entry in self._stage.waiting:
+            first = next((item.arrived_at for item in entry.queue.items() if not item.ghost), None)
+            if first is not None:
+                found[entry.id] = first
+        return found
+
+    def admission(self, request: RequestId) -> tuple[float, float] | None:
+        """(arrival, admission) of a request in flight."""
+        admission = self._stage.admitted.get(request)
+        return (admission.arrived_at, admission.at) if admission is not None else None
 
     def _view_device(self, name: str) -> DeviceView:
         pool = self._stage.book.pools[name]
@@ -614,8 +661,9 @@ class Scheduler:
             pool.available_mib,
         )
 
-    def _view_model(self, entry: Entry) -> ModelView:
+    def _view_model(self, entry: Entry, wanted_by: dict[str, Entry]) -> ModelView:
         stage, instance, now = self._stage, entry.instance, self._stage.now
+        more = extras(stage, entry, wanted_by)
         expected = max(0.0, entry.up_cost() - (now - instance.since)) if entry.state in RISING else None
         instances: tuple[InstanceView, ...] = ()
         if entry.state not in HOME:
@@ -660,6 +708,15 @@ class Scheduler:
             entry.last_error,
             blocked_by(stage, entry),
             instances,
+            entry.model.parallel,
+            more.wake_s,
+            more.measured,
+            more.next_state,
+            more.next_s,
+            more.served_s,
+            more.owed_s,
+            more.gated_for,
+            more.note,
         )
 
 

@@ -49,6 +49,70 @@ class ModelView:
     last_error: str
     blocked: str  # why a start cannot succeed as things are; "" = it can
     instances: tuple[InstanceView, ...]
+    parallel: int | None = None  # requests in flight at once
+    wake_s: float | None = None  # from the level it sleeps at, or from the cheapest; None = it does not sleep
+    measured: int = 0  # starts and wakes measured since the server started
+    next_state: str = ""  # where its idle ladder takes it next, if nobody comes; "" = nowhere
+    next_s: float | None = None
+    served_s: float | None = None  # of its turn, while somebody waits for its room
+    owed_s: float | None = None
+    gated_for: str = ""  # the model that it makes room for
+    note: str = ""  # one clause for people
+
+
+@dataclass(frozen=True, slots=True)
+class StageView:
+    """A part of what a waiting model has before it; done at fraction 1."""
+
+    name: str  # gate | drain | sleep | stop | wake | load | slot
+    expected_s: float
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class WaiterView:
+    request: int
+    age_s: float
+    is_batch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """What one model's requests wait for.  need = held + free + short, where something is short."""
+
+    model: str
+    device: str  # where it is short, or goes to; "" = nowhere
+    need_mib: int
+    held_mib: int
+    free_mib: int
+    short_mib: int
+    victims: tuple[str, ...]
+    eta_s: float | None  # of the first one, until its model is ready for it
+    reason: str  # a sentence
+    stages: tuple[StageView, ...]
+    waiters: tuple[WaiterView, ...]  # the oldest ones
+    waiting: int  # all of them
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceView:
+    """What one instance holds."""
+
+    model: str
+    state: State
+    generation: int
+    level: int
+    held_mib: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnView:
+    """A move that brings a model in."""
+
+    model: str
+    began_at: float
+    victims: tuple[str, ...]
+    first_at: float | None  # arrival of the first client who waits for it
 
 
 @dataclass(frozen=True, slots=True)
