@@ -197,7 +197,7 @@ def test_sums_of_a_small_ledger(opened: Callable[..., Ledger]) -> None:
         for n in range(5)
     ]
     for row in rows:
-        ledger._keep(row)
+        ledger._batch["requests"].append(schema.request_values(row))
     ledger.flush()
     assert ledger.find.counts() == {"a": {"ok": 10}, "b": {"ok": 5}}
     assert ledger.find.counts(since=at + offset + 15.0) == {"a": {"ok": 8}}

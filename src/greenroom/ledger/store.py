@@ -17,10 +17,10 @@ import os
 import sqlite3
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 SLICE: Final = 16  # of what was taken in, between two breaths of the writer: the loop shall never wait long for the interpreter
 BREATH_S: Final = 0.0002
-GATHER_S: Final = 1.0  # so long things come together before they are written
+GATHER_S: Final = 0.25  # so long things come together before they are written
 JOIN_S: Final = 5.0  # the two words about a request's end come within this, or it is written with one
 PIECE_EVENTS: Final = 256  # of the journal, packed together ...
 PIECE_S: Final = 5.0  # ... or as many as came in this time
@@ -90,12 +90,6 @@ class Told(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
-    record: Told
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
 class _Boot:
     at: float
     setup: Setup
@@ -130,12 +124,12 @@ class Ledger:
         self._closing = False
         self._disk = _Disk(Path(path) if path is not None else None, self.limits)
         self.find = Reads(self._disk.reader, self._disk.doubted.set)
-        self._chronicle = Chronicle(Setup((), ()), wall() - clock())
-        self._halves: dict[int, tuple[RequestRow, float]] = {}  # of the core, waiting for the record
-        self._records: dict[int, _Ended] = {}  # of the data plane, waiting for the core
+        self._chronicle = Chronicle(Setup((), ()), wall() - clock(), request_row=_values)
+        self._halves: dict[int, tuple[list[Any], float]] = {}  # of the core, waiting for the record
+        self._records: dict[int, tuple[Told, float]] = {}  # of the data plane, waiting for the core
         self._lines: list[bytes] = []
         self._lines_from = self._lines_until = 0.0
-        self._batch: dict[str, list[tuple[Any, ...]]] = {}
+        self._batch: defaultdict[str, list[Sequence[Any]]] = defaultdict(list)
         self._dropped_seen = 0
         self._failed = False
         self._pruned_at = clock()
@@ -151,7 +145,7 @@ class Ledger:
     def ended(self, record: Told) -> None:
         """The data plane's word about a request; one without a number was never asked for, and is not remembered."""
         if record.request:
-            self._take(_Ended(record, self._clock()))
+            self._take((record, self._clock()))
 
     def boot(self, setup: Setup, version: str = "", *, why: str = "") -> None:
         """These settings hold from now on: at the start, before a reload, and (with `why`) when the book is built anew."""
@@ -228,7 +222,7 @@ class Ledger:
                 self._pruned_at = now
                 self._disk.prune(self._wall())
         except Exception:  # a bug of ours costs rows, never the server
-            self._batch = {}
+            self._batch.clear()
             if not self._failed:
                 log.exception("the ledger met an inner fault; some rows are lost")
             self._failed = True
@@ -243,10 +237,11 @@ class Ledger:
             self._chronicle.offset_s = offset_s
         for taken in range(len(queue)):
             item = queue.popleft()
-            if type(item) is tuple:
-                self._event(*item)
-            elif isinstance(item, _Ended):
-                self._joined(item)
+            if isinstance(item, tuple):
+                if len(item) == 3:
+                    self._event(*item)
+                else:
+                    self._joined(*item)
             elif isinstance(item, _Boot):
                 self._booted(item)
             elif isinstance(item, _Flush):
@@ -283,7 +278,7 @@ class Ledger:
                 len(self._lines),
                 schema.packed_lines(self._lines),
             )
-            self._batch.setdefault("journal", []).append(piece)
+            self._batch["journal"].append(piece)
             self._lines = []
 
     def _lost(self, at: float, count: int) -> None:
@@ -302,36 +297,39 @@ class Ledger:
         self._chronicle.take(boot.setup)
         values = (boot.at + self._chronicle.offset_s, boot.at, boot.version, schema.packed_setup(codec.plain_setup(boot.setup)))
         self._piece()
-        self._batch.setdefault("boots", []).append(values)
+        self._batch["boots"].append(values)
 
     # ------------------------------------------------------------------ the two halves of a request
 
-    def _put(self, row: Row) -> None:
-        if isinstance(row, RequestRow):
-            ended = self._records.pop(row.request, None)
+    def _put(self, row: Row | list[Any]) -> None:
+        if isinstance(row, list):
+            request = row[0]
+            ended = self._records.pop(request, None)
             if ended is not None:
-                self._keep(merged(row, ended.record))
+                join(row, ended[0])
+                self._batch["requests"].append(row)
             elif len(self._halves) < self.limits.unjoined:
-                self._halves[row.request] = (row, self._clock())
+                self._halves[request] = (row, self._clock())
             else:
-                self._keep(row)
+                self._batch["requests"].append(row)
         elif isinstance(row, TransitionRow):
-            self._batch.setdefault("transitions", []).append(schema.transition_values(row))
-            self._listen(row)
+            self._batch["transitions"].append(schema.transition_values(row))
+            for listener in self.listeners:
+                listener(row)
         elif isinstance(row, TellRow):
-            self._batch.setdefault("tells", []).append(schema.tell_values(row))
+            self._batch["tells"].append(schema.tell_values(row))
         elif isinstance(row, SampleRow):
-            self._batch.setdefault("samples", []).append(schema.sample_values(row))
+            self._batch["samples"].append(schema.sample_values(row))
 
-    def _joined(self, ended: _Ended) -> None:
-        request = ended.record.request
-        half = self._halves.pop(request, None)
+    def _joined(self, record: Told, at: float) -> None:
+        half = self._halves.pop(record.request, None)
         if half is not None:
-            self._keep(merged(half[0], ended.record))
+            join(half[0], record)
+            self._batch["requests"].append(half[0])
         elif len(self._records) < self.limits.unjoined:
-            self._records[request] = ended
+            self._records[record.request] = (record, at)
         else:
-            self._alone(ended)
+            self._alone(record, at)
 
     def _join_late(self, now: float, *, last: bool) -> None:
         """Who has waited long enough for the other half is written without it; the oldest come first."""
@@ -339,53 +337,51 @@ class Ledger:
             if not last and now - since < JOIN_S:
                 break
             del self._halves[request]
-            self._keep(row)
-        for request, ended in list(self._records.items()):
-            if not last and now - ended.at < JOIN_S:
+            self._batch["requests"].append(row)
+        for request, (record, at) in list(self._records.items()):
+            if not last and now - at < JOIN_S:
                 break
             del self._records[request]
-            self._alone(ended)
+            self._alone(record, at)
 
-    def _alone(self, ended: _Ended) -> None:
+    def _alone(self, record: Told, at: float) -> None:
         """The core never told its end, or never knew it: refused before it was asked, or its book was built anew."""
-        record = ended.record
-        row = self._chronicle.abandon(record.request, ended.at, record.outcome)
+        row = self._chronicle.abandon(record.request, at, record.outcome)
         if row is None:
-            at = ended.at - record.took_s + self._chronicle.offset_s
-            row = RequestRow(
-                record.request, at, record.model, 0, record.client, "interactive", "", duration_s=record.took_s, outcome=record.outcome
+            began_at = at - record.took_s + self._chronicle.offset_s
+            took_s, outcome = record.took_s, record.outcome
+            row = schema.request_values(
+                RequestRow(record.request, began_at, record.model, 0, record.client, "interactive", "", duration_s=took_s, outcome=outcome)
             )
-        self._keep(merged(row, record))
-
-    def _keep(self, row: RequestRow) -> None:
-        self._batch.setdefault("requests", []).append(schema.request_values(row))
-        self._listen(row)
-
-    def _listen(self, row: Row) -> None:
-        for listener in self.listeners:
-            listener(row)
+        join(row, record)
+        self._batch["requests"].append(row)
 
     # ------------------------------------------------------------------ writing
 
     def _write(self) -> None:
-        batch, self._batch = self._batch, {}
+        batch, self._batch = self._batch, defaultdict(list)
+        for listener in self.listeners:
+            for values in batch.get("requests", ()):
+                listener(RequestRow(*values))
         self._disk.write(batch, self._retry_s)
 
 
-def merged(row: RequestRow, record: Told) -> RequestRow:
-    """The core's half with what only the data plane knows."""
-    return replace(
-        row,
-        client=row.client or record.client,
-        path=record.path,
-        status=record.status or row.status,
-        first_byte_s=record.first_byte_s,
-        tokens_in=record.tokens_in,
-        tokens_out=record.tokens_out,
-    )
+def join(values: list[Any], record: Told) -> None:
+    """Add to the core's half what only the data plane knows."""
+    if not values[schema.CLIENT]:
+        values[schema.CLIENT] = record.client
+    values[schema.PATH] = record.path
+    if record.status:
+        values[schema.STATUS] = record.status
+    values[schema.FIRST_BYTE_S] = record.first_byte_s
+    values[schema.TOKENS_IN], values[schema.TOKENS_OUT] = record.tokens_in, record.tokens_out
 
 
-Batch = Mapping[str, Sequence[tuple[Any, ...]]]
+def _values(*values: Any) -> list[Any]:
+    return list(values)
+
+
+Batch = Mapping[str, Sequence[Sequence[Any]]]
 
 
 class _Disk:
@@ -397,7 +393,7 @@ class _Disk:
         self._lock = threading.Lock()  # for the connection in memory, which readers share
         self._db: sqlite3.Connection | None = None  # the file
         self._memory: sqlite3.Connection | None = None  # in its place
-        self._unwritten: dict[str, deque[tuple[Any, ...]]] = {}
+        self._unwritten: dict[str, deque[Sequence[Any]]] = {}
         self._lost = 0
         self._tried_at = 0.0
         self._began_anew = False
@@ -405,7 +401,7 @@ class _Disk:
         self.doubted = threading.Event()  # a reader found damage
         self._run = 0  # the boot of this server's start, as the file numbers it; 0 = none yet
         self._memory_run = 0
-        self._boot: tuple[Any, ...] = ()  # the latest, for a file that does not have it
+        self._boot: Sequence[Any] = ()  # the latest, for a file that does not have it
 
     @property
     def is_durable(self) -> bool:
@@ -651,10 +647,11 @@ class _Disk:
         return (one["page_count"] - one["freelist_count"]) * one["page_size"]
 
 
-def _numbered(table: str, rows: Iterable[tuple[Any, ...]], run: int) -> Iterable[tuple[Any, ...]]:
-    """What the file knows better than who made the row: its run."""
+def _numbered(table: str, rows: Iterable[Sequence[Any]], run: int) -> Iterable[Sequence[Any]]:
+    """What the file knows better than who made the row: its run; and what is derived from it."""
     if table == "requests":
-        return [(run << schema.RUN_SHIFT | number, *rest) for number, *rest in rows]
+        high, first, end = run << schema.RUN_SHIFT, schema.QUEUE_S, schema.WAKE_S + 1
+        return [(high | row[0], *row[1:], sum(row[first:end])) for row in rows]
     if table == "journal":
         return [(run, *row) for row in rows]
     return rows

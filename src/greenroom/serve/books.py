@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from greenroom import __version__
 from greenroom.core.facts import Action, Event, InstanceReported, MemoryMeasured, SetupChanged
-from greenroom.ledger.chronicle import Book
+from greenroom.ledger.chronicle import SAMPLE_EVERY_S, Book
 from greenroom.ledger.store import Ledger
 from greenroom.proxy.record import Record
 from greenroom.shell.heart import Shell
@@ -22,6 +22,7 @@ class Books:
     def __init__(self, shell: Shell, ledger: Ledger, accounts: Accounts) -> None:
         self._shell, self._ledger, self._accounts = shell, ledger, accounts
         self._scheduler = shell.scheduler
+        self._sampled: dict[str, float] = {}
         ledger.boot(shell.setup, __version__)
         shell.hooks.append(self.saw)
 
@@ -29,7 +30,7 @@ class Books:
         if self._shell.scheduler is not self._scheduler:  # the shell has started over
             self._scheduler = self._shell.scheduler
             self._ledger.boot(self._shell.setup, __version__, why=ANEW)
-        if isinstance(event, (InstanceReported, MemoryMeasured)):
+        if isinstance(event, InstanceReported) or (isinstance(event, MemoryMeasured) and self._is_kept(event)):
             self._ledger.saw(event, actions, self._booked(event.at))
             return
         self._ledger.saw(event, actions)
@@ -39,6 +40,13 @@ class Books:
     def on_request_end(self, record: Record) -> None:
         self._accounts.on_request_end(record)
         self._ledger.ended(record)
+
+    def _is_kept(self, sample: MemoryMeasured) -> bool:
+        """Whether the ledger will remember it: a look at the whole book costs a quarter of a millisecond."""
+        if sample.at - self._sampled.get(sample.device, -SAMPLE_EVERY_S) < SAMPLE_EVERY_S:
+            return False
+        self._sampled[sample.device] = sample.at
+        return True
 
     def _booked(self, at: float) -> Book:
         view = self._scheduler.view(at)
