@@ -233,6 +233,14 @@ async def test_errors_are_json_in_openai_shape(
     assert facade.asked == []
 
 
+@pytest.mark.parametrize(("path", "text"), [("/metrics", "greenroom_engines 0\n"), ("/metrics?engines=1", "greenroom_engines 1\n")])
+async def test_metrics_are_told_in_the_type_that_prometheus_asks_for(path: str, text: str, tmp_path: Path) -> None:
+    """Engines' own only where they are wanted."""
+    async with serving(FakeFacade(), tmp_path) as session, session.get(path) as response:
+        assert (response.status, await response.text()) == (200, text)
+        assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
 async def test_a_refusal_carries_its_code_and_retry_after(tmp_path: Path) -> None:
     """The scheduler's own words reach the operator; Retry-After is rounded up to whole seconds."""
     facade = FakeFacade(a_model("chat"))

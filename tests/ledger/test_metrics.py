@@ -14,10 +14,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from greenroom.core.facts import State
+from greenroom.core.facts import Admit, Device, InstanceReported, Model, RequestArrived, RequestFinished, Setup, Start, State
 from greenroom.core.views import DeviceView, ModelView, View
-from greenroom.ledger.metrics import METRICS, MODELS_MAX, REASONS, Metrics, covered, reason_of
+from greenroom.ledger import schema
+from greenroom.ledger.metrics import (
+    FIRST_BYTE_S,
+    METRICS,
+    MODEL,
+    MODELS_MAX,
+    QUEUE_S,
+    REASONS,
+    START,
+    STATUS,
+    TOKENS_IN,
+    TOKENS_OUT,
+    WAKE_S,
+    Metrics,
+    covered,
+    reason_of,
+)
 from greenroom.ledger.rows import RequestRow, TransitionRow
+from greenroom.ledger.store import Ledger
+from greenroom.proxy.record import Record
 from tests.control.fake import GPU, a_model, a_resident, a_sleeper
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +64,14 @@ def all_moves(model: str = "chat") -> list[TransitionRow]:
 def metric_of(name: str) -> str:
     """Without what a histogram or a summary adds."""
     return name if name in METRICS else re.sub(r"_(bucket|sum|count)$", "", name)
+
+
+def take(metrics: Metrics, *rows: RequestRow | TransitionRow) -> None:
+    """As the ledger does."""
+    for row in rows:
+        if isinstance(row, TransitionRow):
+            metrics.moved(row)
+    metrics.ended([schema.request_values(row) for row in rows if isinstance(row, RequestRow)])
 
 
 def exported(metrics: Metrics, view: View, requests: Mapping[str, Mapping[str, int]] | None = None) -> dict[tuple[str, Labels], float]:
@@ -113,7 +139,7 @@ def test_requests_are_counted() -> None:
         a_request(),
         a_request(start="", outcome="refused", status=429, queue_s=30.0),
     ):
-        metrics.take(row)
+        take(metrics, row)
     found = exported(metrics, a_view(a_model("chat")), {"chat": {"ok": 3, "refused": 1}})
 
     assert [found["greenroom_requests_total", labels(model="chat", outcome=one)] for one in ("ok", "refused")] == [3, 1]
@@ -143,7 +169,7 @@ def test_transitions_are_counted_by_what_they_were_made_for() -> None:
         a_move("stop", reason="idle for 3 s"),
         a_move("stop", ok=False, cause="exited", reason="it ended by itself"),
     ):
-        metrics.take(row)
+        take(metrics, row)
     found = exported(metrics, a_view(a_model("chat")))
 
     assert {key: value for key, value in found.items() if re.fullmatch(r"greenroom_(starts|wakes|sleeps|stops)_total", key[0])} == {
@@ -170,11 +196,42 @@ def test_reasons_are_those_of_the_core() -> None:
     assert reason_of(a_move("stop", reason="the configuration has changed")) == "other"
 
 
+def test_values_stand_where_they_are_looked_for() -> None:
+    """By the names of a row's fields."""
+    names = list(RequestRow.__dataclass_fields__)
+    wanted = (names[i] for i in (MODEL, QUEUE_S, WAKE_S, FIRST_BYTE_S, TOKENS_IN, TOKENS_OUT, START, STATUS))
+
+    assert list(wanted) == ["model", "queue_s", "wake_s", "first_byte_s", "tokens_in", "tokens_out", "start", "status"]
+    assert [getattr(a_request(), name) for name in names] == list(schema.request_values(a_request()))
+
+
+def test_the_ledger_tells_of_what_it_writes() -> None:
+    """Requests, with what the data plane knew of them, and transitions."""
+    ledger, metrics = Ledger(None, gather_s=0.0), Metrics(lambda: NOW)
+    ledger.listeners.append(metrics)
+    setup = Setup((Device("gpu0", "gpu", 8000),), (Model("chat", ("gpu0",), need_mib=100),))
+    ledger.boot(setup)
+    ledger.saw(RequestArrived(1.0, 7, "chat"), (Start("chat", 1, ("gpu0",), {"gpu0": 100}),))
+    ledger.saw(InstanceReported(3.0, "chat", 1, State.READY, took_s=2.0), (Admit(7, "chat", 1, "cold"),))
+    ledger.saw(RequestFinished(4.0, 7), ())
+    told = {"request": 7, "tokens_in": 28, "tokens_out": 3}
+    ledger.ended(Record("chat", "inference", "POST", "/v1/chat/completions", "k", 200, "ok", "cold", 1, 2, 3, 0.1, 3.0, **told))
+    try:
+        assert ledger.flush(30.0)
+    finally:
+        ledger.close()
+    found = exported(metrics, a_view(a_model("chat")))
+
+    assert found["greenroom_starts_total", labels(model="chat", reason="request")] == 1
+    assert found["greenroom_tokens_total", labels(model="chat", direction="in")] == 28
+    assert found["greenroom_wait_seconds_sum", labels(cause="load")] == pytest.approx(2.0)
+
+
 def test_swap_time_is_the_share_in_which_anything_moved() -> None:
     """Overlaps count once, the present transition counts, what is older than five minutes does not."""
     metrics = Metrics(lambda: NOW)
     for at, took_s in ((NOW - 1000, 100.0), (NOW - 310, 20.0), (NOW - 200, 30.0), (NOW - 190, 30.0)):
-        metrics.take(a_move("start", at=at, took_s=took_s))
+        take(metrics, a_move("start", at=at, took_s=took_s))
     moving = a_resident("chat", State.STARTING, since_s=40.0)
     found = exported(metrics, a_view(moving, devices=(GPU, DeviceView("gpu1", "gpu", "H100", 9728, 512, 0, 0, 0, "", "chat"))))
 
@@ -196,7 +253,7 @@ def test_any_name_stays_one_label_on_one_line(names: list[str]) -> None:
     """Quotes, line ends, braces, other scripts: a parser finds the models that there are, and no other series."""
     metrics = Metrics(lambda: NOW)
     for name in names:
-        metrics.take(a_request(model=name))
+        take(metrics, a_request(model=name))
     text = metrics.text(a_view(*map(a_model, names)), version="1", uptime_s=1.0, requests=lambda model: {"ok": 1})
 
     assert len({line.partition("{")[0] for line in text.split("\n") if line and line[0] != "#"}) <= 2 * len(METRICS)
@@ -218,8 +275,8 @@ def test_series_are_bounded_by_the_models_that_are_configured() -> None:
     """Removed ones are forgotten, those beyond the limit are only counted."""
     metrics = Metrics(lambda: NOW)
     for number in range(3000):
-        metrics.take(a_request(model=f"gone{number}"))
-        metrics.take(a_move("stop", reason=f"because of {number}"))
+        take(metrics, a_request(model=f"gone{number}"))
+        take(metrics, a_move("stop", reason=f"because of {number}"))
     view = a_view(*(a_model(f"m{number:05}") for number in range(MODELS_MAX + 7)))
     found = exported(metrics, view)
 
@@ -232,7 +289,7 @@ def test_what_is_exported_is_what_is_documented() -> None:
     """Every name, with the labels it is said to have, and no other; and each is used somewhere below or above."""
     metrics = Metrics(lambda: NOW)
     for row in (a_request(tokens_in=1, tokens_out=1, first_byte_s=0.1), *all_moves()):
-        metrics.take(row)
+        take(metrics, row)
     ram = DeviceView("ram", "ram", "", 9728, 512, 0, 10, 0, "", "", available_mib=1000)
     found = exported(metrics, a_view(a_resident("chat"), devices=(GPU, ram)), {"chat": {"ok": 1}})
     bare = {(metric_of(name), tuple(key for key, _ in values if key != "le")) for name, values in found}
@@ -248,7 +305,7 @@ def test_a_scrape_of_500_models_takes_less_than_50_ms() -> None:
     metrics = Metrics(lambda: NOW)
     for number in range(500):
         for row in (a_request(tokens_in=1, model=f"m{number}"), *all_moves(f"m{number}")):
-            metrics.take(row)
+            take(metrics, row)
     view = a_view(*(a_resident(f"m{number}") for number in range(500)))
     took = []
     for _ in range(5):

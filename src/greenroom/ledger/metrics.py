@@ -1,7 +1,7 @@
 """Figures for Prometheus: counts kept from the ledger's rows, gauges read from a View at each scrape.
 
     metrics = Metrics()
-    ledger.listeners.append(metrics.take)                  # rows, on the writer's thread
+    ledger.listeners.append(metrics)                       # rows, on the writer's thread
     text = metrics.text(view, about, requests)             # on the loop; asks no engine, wakes nothing
 
 Names, labels and meanings stand in METRICS and do not change.  Series are bounded: one set for each model of the
@@ -17,12 +17,12 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from greenroom.core.facts import State
 from greenroom.core.views import ModelView, View
 
-from .rows import RequestRow, TransitionRow
+from .rows import TransitionRow
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MODELS_MAX: Final = 1000
@@ -31,6 +31,8 @@ INTERVALS_MAX: Final = 4096  # transitions of one device within it
 MIB: Final = 1 << 20
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 CAUSES: Final = ("queue", "gate", "load", "wake")
+# Where these stand among the values of a RequestRow.
+MODEL, QUEUE_S, WAKE_S, FIRST_BYTE_S, TOKENS_IN, TOKENS_OUT, START, STATUS = 2, 7, 10, 11, 13, 14, 15, 17
 COUNTS: Final = {kind: f"greenroom_{kind}s_total" for kind in ("start", "wake", "sleep", "stop")}
 TIMES: Final = {"start": "greenroom_start_seconds", "wake": "greenroom_wake_seconds"}
 STEP_MODELS: Final = 50  # rendered between two breaths
@@ -138,7 +140,7 @@ class Tally:
 
 
 class Metrics:
-    """`take` is called on one thread, `text` on another."""
+    """`ended` and `moved` are called on one thread, the rest on another."""
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
@@ -150,32 +152,42 @@ class Metrics:
 
     # ------------------------------------------------------------------ rows in
 
-    def take(self, row: object) -> None:
-        """One row of the ledger; others than requests and transitions say nothing here."""
-        if isinstance(row, RequestRow):
-            with self._lock:
-                self._ended(row)
-        elif isinstance(row, TransitionRow):
-            with self._lock:
-                self._moved(row)
+    def ended(self, requests: Sequence[Sequence[Any]]) -> None:
+        """Requests that ended: the values that RequestRows are made from."""
+        at_once = 0
+        waits = tuple(self._waits.values())
+        with self._lock:
+            for row in requests:
+                if not row[START]:
+                    continue  # it was never admitted
+                waited = row[QUEUE_S : WAKE_S + 1]
+                if any(waited):
+                    for histogram, waited_s in zip(waits, waited, strict=True):
+                        histogram.take(waited_s)
+                else:
+                    at_once += 1
+                if row[FIRST_BYTE_S] is not None:
+                    self._first_byte.take(row[FIRST_BYTE_S])
+                tally = self._tallies.get(row[MODEL]) or self._tally(row[MODEL])
+                tokens_in, tokens_out = row[TOKENS_IN], row[TOKENS_OUT]
+                if tokens_in is None and tokens_out is None:
+                    tally.untold += row[STATUS] == 200
+                else:
+                    tally.tokens[0] += tokens_in or 0
+                    tally.tokens[1] += tokens_out or 0
+            for histogram in waits:
+                histogram.counts[0] += at_once
+
+    def moved(self, row: TransitionRow) -> None:
+        """A transition that ended."""
+        with self._lock:
+            self._moved(row)
 
     def _tally(self, model: str) -> Tally:
         tally = self._tallies.get(model)
         if tally is None:
             tally = self._tallies[model] = Tally()
         return tally
-
-    def _ended(self, row: RequestRow) -> None:
-        if not row.start:
-            return
-        for cause, waited_s in zip(CAUSES, (row.queue_s, row.gate_s, row.load_s, row.wake_s), strict=True):
-            self._waits[cause].take(waited_s)
-        if row.first_byte_s is not None:
-            self._first_byte.take(row.first_byte_s)
-        tally = self._tally(row.model)
-        tally.tokens[0] += row.tokens_in or 0
-        tally.tokens[1] += row.tokens_out or 0
-        tally.untold += row.tokens_in is None and row.tokens_out is None and row.status == 200
 
     def _moved(self, row: TransitionRow) -> None:
         tally = self._tally(row.model)

@@ -89,6 +89,15 @@ class Told(Protocol):
     def tokens_out(self) -> int | None: ...
 
 
+class Listener(Protocol):
+    """Whoever wants to know of rows as they come."""
+
+    def ended(self, requests: Sequence[Sequence[Any]]) -> None:
+        """Values that RequestRows are made from: a row for each would cost more than all else here."""
+
+    def moved(self, row: TransitionRow) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Boot:
     at: float
@@ -117,7 +126,7 @@ class Ledger:
     ) -> None:
         self.limits = limits or Limits()
         self.dropped = 0  # taken in by nobody, because the writer was too far behind
-        self.listeners: list[Callable[[Row], None]] = []  # told of every request's and transition's row, on the writer's thread
+        self.listeners: list[Listener] = []  # told of what is written, on the writer's thread
         self._clock, self._wall, self._gather_s, self._retry_s = clock, wall, gather_s, retry_s
         self._queue: deque[object] = deque()
         self._some, self._hurry = threading.Event(), threading.Event()
@@ -315,7 +324,7 @@ class Ledger:
         elif isinstance(row, TransitionRow):
             self._batch["transitions"].append(schema.transition_values(row))
             for listener in self.listeners:
-                listener(row)
+                listener.moved(row)
         elif isinstance(row, TellRow):
             self._batch["tells"].append(schema.tell_values(row))
         elif isinstance(row, SampleRow):
@@ -360,9 +369,9 @@ class Ledger:
 
     def _write(self) -> None:
         batch, self._batch = self._batch, defaultdict(list)
-        for listener in self.listeners:
-            for values in batch.get("requests", ()):
-                listener(RequestRow(*values))
+        if requests := batch.get("requests"):
+            for listener in self.listeners:
+                listener.ended(requests)
         self._disk.write(batch, self._retry_s)
 
 

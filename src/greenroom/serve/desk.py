@@ -133,7 +133,7 @@ class Desk:
         self._accounts = accounts or Accounts()
         self._metrics, self._ledger = Metrics(), ledger
         if ledger is not None:
-            ledger.listeners.append(self._metrics.take)
+            ledger.listeners.append(self._metrics)
         self._shell, self._crew, self._feed, self._own_log = shell, crew, feed, own_log
         self._began_at = shell.clock()
         self._known_of: Plan | None = None
