@@ -11,6 +11,7 @@ from .placement import ABSENT, Choice, fall_level, host_takes, leave_s, loss_s
 from .queue import Waiting
 from .residency import FALLING, HOME, RISING, SERVING
 from .stage import EPSILON_S, NEVER, Admission, Move, Phase, Stage
+from .thrash import Circle, Turn, listed
 
 TOLD_GROWTH = 1.1  # a growing engine is told of again when it holds a tenth more
 USELESS_SHARE = 0.1  # a sleep that gives back less of what was held is none
@@ -124,6 +125,7 @@ def _advance_gate(stage: Stage, move: Move) -> bool:
     for victim in alive + sleepers:
         send_off(stage, victim, 0 if victim.retire else move.victims[victim.id], why, evicted=True)
     move.phase, move.phase_at = Phase.LEAVING, stage.now
+    move.leaves_at = stage.now
     if not any(stage.entries[name].state in FALLING for name in move.victims):
         _arrive(stage, move)
     return True
@@ -330,7 +332,29 @@ def became_ready(stage: Stage, entry: Entry, report: InstanceReported) -> None:
     move = stage.move_of(entry)
     if move is not None and move.target is entry:
         stage.release_lanes(move)
+        if move.victims:
+            _took_turn(stage, entry, move)
     dispatch(stage, entry)
+
+
+def _took_turn(stage: Stage, entry: Entry, move: Move) -> None:
+    """It came in at somebody's expense; who does that too often is told, with what would end it."""
+    turn = Turn(stage.now, entry.id, tuple(sorted(move.victims)), move.devices, stage.now - move.leaves_at)
+    for circle in stage.turns.took(turn):
+        spent, gone = span(circle.moving_s), span(circle.until - circle.since)
+        what = f"{listed(circle.models)} take turns on {circle.device}: {circle.swaps} swaps in {gone} took {spent} of it"
+        stage.tell(entry, "thrash", f"{what}; {_way_out(stage, circle)}", "warning")
+
+
+def _way_out(stage: Stage, circle: Circle) -> str:
+    members = [stage.entries[name] for name in circle.models if name in stage.entries]
+    rest = "pin one, or give one another device; `greenroom thrash` tries what helps"
+    if any(member.need_mib is None for member in members):
+        return f"of unknown size each takes the whole device: declare `memory`, {rest}"
+    short_mib = sum(member.need_mib or 0 for member in members) - stage.book.pools[circle.device].budget_mib
+    if short_mib <= 0:
+        return f"there is room for all of them: let what keeps them apart be (a group, other models), {rest}"
+    return f"holding all needs {gib(short_mib)} more: cut a context or share by that, {rest}"
 
 
 def _book_awake(stage: Stage, entry: Entry, host_mib: int | None) -> None:

@@ -46,6 +46,7 @@ from .queue import BATCH_WEIGHT, Waiting
 from .residency import FALLING, HOME, RISING, SERVING
 from .rules import blocked_by, decide, expected_wait_s, explain_wait, hopeless, relieve, worth_a_look
 from .stage import EPSILON_S, NEVER, Admission, Phase, Stage, conflicts_of, pools_for
+from .thrash import Circle
 from .views import DeviceView, InstanceView, ModelView, PlaceView, QueueView, TurnView, View
 
 
@@ -558,6 +559,10 @@ class Scheduler:
         entry = self._stage.entries.get(model)
         return entry.state if entry is not None else State.STOPPED
 
+    def thrashing(self, at: float) -> list[Circle]:
+        """Models that take turns on a device at the moment."""
+        return self._stage.turns.now(at)
+
     def progress(self, request: RequestId, at: float) -> str:
         """What a waiting request waits for, one clause for people."""
         stage = self._stage
@@ -628,6 +633,12 @@ class Scheduler:
             return None
         first = next((item.arrived_at for item in entry.queue.items() if not item.ghost), None)
         return TurnView(entry.id, move.began_at, tuple(move.victims), first)
+
+    def gated_for(self, model: str) -> str:
+        """The model that this one makes room for; "" = none."""
+        entry = self._stage.entries.get(model)
+        move = self._stage.move_of(entry) if entry is not None else None
+        return move.target.id if move is not None and move.target is not None and move.target is not entry else ""
 
     def waiting_since(self) -> dict[str, float]:
         """Model that is not ready -> arrival of the first client who waits for it."""

@@ -19,6 +19,7 @@ from .facts import Action, Cut, Device, Done, Group, Policy, Refuse, SetTimer, S
 from .lineup import Lineup
 from .queue import Waiting
 from .residency import HOME
+from .thrash import Turns
 
 NEVER = float("inf")
 EPSILON_S = 1e-9
@@ -44,6 +45,7 @@ class Move:
     began_at: float
     phase_at: float
     wakes: bool = False
+    leaves_at: float = 0.0  # when its victims were told to leave
 
 
 @dataclass(slots=True)
@@ -82,6 +84,7 @@ class Stage:
     timer_at: float = NEVER
     ghosts: int = 0
     clients: int = 0  # waiting requests somebody sent
+    turns: Turns = field(default_factory=Turns)
     shutting_down: bool = False
     pins: int = 0
     beside_ratio: float | None = None
