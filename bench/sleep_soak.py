@@ -315,7 +315,7 @@ class Observer(threading.Thread):
             findings.violate(f"{name} sleeps at level {instance['level']} with a copy of {held[1]} MiB, {ram} of host RAM are booked", name)
         if settled and state == "asleep" and held[0]:
             self._differ(f"the booking of {name} asleep", booked, held[0], name)
-        if settled and state == "ready" and held[0]:  # of a sleeper the booking follows each look at the card
+        if settled and state in ("ready", "asleep") and held[0]:  # of a sleeper the booking follows each look at the card
             self._differ(f"{name} ({state})", instance["measured_by_device_mib"].get("gpu0", 0), held[0], name)
 
     def _differ(self, what: str, measured: int, held: int, model: str) -> None:

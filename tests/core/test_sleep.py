@@ -491,3 +491,28 @@ def test_a_rehearsal_that_ends_its_engine_counts_as_a_fault() -> None:
     assert rig.entry("a").sleep_off
     rig.warms("a")
     assert rig.waits(600) == []
+
+
+def test_an_engine_ended_over_a_request_is_no_sleep_fault() -> None:
+    """It was told to sleep when the request broke, and had stalled before that."""
+    rig = crowded(patience_s=0.0)
+    rig.warms("a")
+    rig.asks("a")
+    request = rig.last
+    rig.asks("b")
+    rig.waits(120)
+    assert names(rig.ends(request), Sleep) == ["a"]
+    rig.fails("a", Cause.STALLED)
+
+    assert not rig.entry("a").sleep_faults
+
+
+def test_what_a_sleeper_is_measured_to_hold_is_shown() -> None:
+    """Not only booked."""
+    rig = crowded()
+    rig.warms("a")
+    falls_asleep(rig, "a", measured_mib={GPU: 600})
+    rig.measures(1200, a=1200)
+    (shown,) = next(model for model in rig.scheduler.view(rig.now).models if model.id == "a").instances
+
+    assert shown.measured_mib == {GPU: 1200}

@@ -43,7 +43,7 @@ def ended(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         revive_pinned(stage, entry)
     elif before is State.STARTING or (before is State.WAKING and report.cause in MEMORY):
         start_failed(stage, entry, report)
-    elif before in (State.WAKING, State.GOING_TO_SLEEP) or _died_of_its_wake(stage, entry, report):
+    elif (before in (State.WAKING, State.GOING_TO_SLEEP) and report.cause is not Cause.STALLED) or _died_of_its_wake(stage, entry, report):
         sleep_failed(stage, entry, report, before)
     else:
         crashed(stage, entry, report)

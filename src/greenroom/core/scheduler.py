@@ -431,7 +431,7 @@ class Scheduler:
     def _residue(self, entry: Entry, device: str, mib: int) -> None:
         """A sleeper is booked as what it is seen to hold, and expected to hold that the next time."""
         held = dict(self._stage.book.of(entry.id))
-        held[device] = mib
+        held[device] = entry.measured_mib[device] = mib
         if not entry.wake_ooms:  # what a wake in vain has mapped is no measure of the next sleep
             entry.costs.residue_mib[entry.instance.level] = max(held.get(each, 0) for each in entry.instance.devices)
         self._stage.book.set(entry.id, held)
