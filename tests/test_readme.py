@@ -126,6 +126,7 @@ def test_there_is_something_to_run() -> None:
 def test_every_configuration_loads(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the README shows as a configuration is one."""
     monkeypatch.setenv("GREENROOM_KEY", "a-key-of-some-length")
+    monkeypatch.setenv("TEAM_KEY", "another-key-of-some-length")
     path = tmp_path / "greenroom.yaml"
     path.write_text(blocks("config", "file")[number].text, encoding="utf-8")
 

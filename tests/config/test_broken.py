@@ -23,6 +23,7 @@ from greenroom.config.schema import (
     DeviceSection,
     FiltersSection,
     GroupSection,
+    KeySection,
     ModelSection,
     SleepSection,
 )
@@ -329,6 +330,7 @@ _SECTIONS = {
     "models: {{a: {{cmd: 'x ${{PORT}}', sleep: {{path: /s}}, wake: {{{key}: {value}}}}}}}": CallSection,
     "models: {{a: {{cmd: 'x ${{PORT}}', sleep: {{path: /s, asleep: {{{key}: {value}}}}}, wake: [{{path: /w}}]}}}}": AsleepSection,
     "groups: {{g: {{members: [a], {key}: {value}}}}}\nmodels: {{a: {{cmd: 'x ${{PORT}}'}}}}": GroupSection,
+    "apiKeys: [{{key: k1, {key}: {value}}}]\nmodels: {{a: {{cmd: 'x ${{PORT}}'}}}}": KeySection,
     "devices: {{gpu0: {{{key}: {value}}}}}\nmodels: {{a: {{cmd: 'x ${{PORT}}'}}}}": DeviceSection,
 }
 
@@ -342,7 +344,11 @@ def test_any_kind_of_value_under_any_key_is_taken_or_told_in_our_own_words(value
     for template, section in _SECTIONS.items():
         for key in section.model_fields:
             try:
-                load_config_text(template.format(key=key, value=value).replace("cmd: 'x ${PORT}', cmd:", "cmd:"), "c", env={})
+                load_config_text(
+                    template.format(key=key, value=value).replace("cmd: 'x ${PORT}', cmd:", "cmd:").replace("key: k1, key:", "key:"),
+                    "c",
+                    env={},
+                )
             except ConfigError as exc:
                 said += str(exc).splitlines()
     assert [line for line in said if "is not accepted here" in line or "Input should" in line or "Value error" in line] == []

@@ -22,6 +22,7 @@ from greenroom.config.schema import (
     DeviceSection,
     FiltersSection,
     GroupSection,
+    KeySection,
     ModelSection,
     SleepSection,
     WarmupSection,
@@ -67,6 +68,9 @@ def test_the_json_schema_accepts_what_loads(example: str) -> None:
         "models: {a: {cmd: 'x ${PORT}', sleep: {path: /s, level: 3}, wake: {path: /w}}}",
         "models: {a: {cmd: 'x ${PORT}', sleep: {path: /s}, wake: [{pth: /w}]}}",
         "models: {a: {ttl: 5}}",
+        "apiKeys: [{key: k, scopes: [all]}]\nmodels: {a: {cmd: 'x ${PORT}'}}",
+        "apiKeys: [{name: k}]\nmodels: {a: {cmd: 'x ${PORT}'}}",
+        "apiKeys: [{key: k, limits: 1}]\nmodels: {a: {cmd: 'x ${PORT}'}}",
         "nope: 1\nmodels: {}",
         "scheduling: {nope: 1}\nmodels: {}",
         "logLevel: info",
@@ -89,7 +93,7 @@ def test_macros_may_stand_for_numbers_in_the_json_schema() -> None:
 
 def test_every_key_is_documented() -> None:
     """Nothing can be added to the schema without a word about it."""
-    sections = (ConfigFile, ModelSection, DeviceSection, GroupSection, FiltersSection, WarmupSection, ContainerSection)
+    sections = (ConfigFile, ModelSection, DeviceSection, GroupSection, FiltersSection, WarmupSection, ContainerSection, KeySection)
     sleep = (SleepSection, CallSection, AsleepSection)
     keys = {key for section in (*sections, *sleep) for key in section.model_fields} | set(SYNONYMS)
     keys |= {foreign.place[-1] for foreign in (*REFUSED, *NO_EFFECT)}

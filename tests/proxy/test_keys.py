@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.proxy.keys import ANYONE, CREDENTIAL_BYTES_MAX, STRIPPED, Keys
+from greenroom.config.model import KeyConfig
+from greenroom.proxy import keys as module
+from greenroom.proxy.keys import ANY, ANYONE, CREDENTIAL_BYTES_MAX, NOBODY, STRIPPED, Holder, Keys, Scope, mask_of, words_of
 
 KEYS = Keys(["sk-first", "sk-second", "pässword:with:colons"])
 
@@ -101,6 +103,56 @@ def test_the_object_does_not_hold_the_keys() -> None:
 
     assert "sk-first" not in held
     assert "sk-first" not in repr(KEYS)
+    assert "sk-first" not in repr(KeyConfig("sk-first", "a"))
+
+
+@pytest.mark.parametrize("secret", [b"sk-first", b"sk-third", b"sk-wrong", b"x"])
+def test_every_key_is_compared_each_time_in_constant_time(secret: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after one fits; digests of one length, never the keys."""
+    keys = Keys(["sk-first", "sk-second", "sk-third"])
+    compared: list[tuple[bytes, bytes]] = []
+    real = module.hmac.compare_digest
+    monkeypatch.setattr(module.hmac, "compare_digest", lambda one, other: bool(compared.append((one, other))) or real(one, other))
+
+    keys.check([(b"x-api-key", secret)])
+
+    assert len(compared) == 3
+    assert {len(each) for pair in compared for each in pair} == {16}
+    assert len({other for _, other in compared}) == 1
+
+
+def test_a_scoped_key_tells_what_it_is_good_for() -> None:
+    """Its name, its scopes, its models, its limit; a plain text may do everything."""
+    keys = Keys(["plain", KeyConfig("sk-a", "team", ("view", "inference"), ("chat",), 3)])
+    plain, team = (keys.check([(b"x-api-key", key)]) for key in (b"plain", b"sk-a"))
+
+    assert plain is not None
+    assert (plain.name, plain.scopes, plain.models, plain.limit) == ("key-1", ANY, None, None)
+    assert team is not None
+    assert (team.name, team.scopes, team.models, team.limit) == ("team", Scope.INFERENCE | Scope.VIEW, ("chat",), 3)
+    assert team.told == [(b"X-Greenroom-Key-Name", b"team"), (b"X-Greenroom-Scopes", b"inference,view")]
+    assert (NOBODY.told, ANYONE.told) == ([], [(b"X-Greenroom-Scopes", b"inference,view,admin")])
+    assert [words_of(mask_of(words)) for words in ((), ("admin", "view"), ("view", "view"))] == [(), ("view", "admin"), ("view",)]
+
+
+@pytest.mark.parametrize("name", ["a\r\nX-Evil: 1", "a\0b", "ü€", "\ud800", "a: b", "%0d%0a", "\x7f", "\u202eb"])
+def test_no_name_breaks_out_of_its_header(name: str) -> None:
+    """Names are checked when they are read; should one come through all the same, it stays one line of ASCII."""
+    value = dict(Holder(name).told)[b"X-Greenroom-Key-Name"]
+
+    assert value.isascii()
+    assert value.decode().isprintable()
+
+
+def test_running_requests_of_a_key_are_known_after_a_reload() -> None:
+    """By the key, not by its place or its name."""
+    before = Keys([KeyConfig("a", "one"), KeyConfig("b", "two")])
+    then = before.check([(b"x-api-key", b"b")])
+    assert then is not None
+    then.load.now = 2
+    after = Keys(["c", KeyConfig("b", "one", limit=2), KeyConfig("a", "two")], before)
+
+    assert [holder.load.now for holder in (after.check([(b"x-api-key", key)]) for key in (b"c", b"b", b"a")) if holder] == [0, 2, 0]
 
 
 def test_every_header_that_may_hold_a_key_is_stripped() -> None:

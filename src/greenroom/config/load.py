@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
@@ -31,6 +32,7 @@ _KEEP: Mapping[str, frozenset[str]] = {
 }
 _ROUNDS_MAX = 8  # each round takes out at least the innermost of what is wrong
 _COMMANDS = ("cmd", "cmdStop")
+_ONE_MACRO = re.compile(r"\$\{[^{}]*\}")  # a macro's name is no secret
 _S = TypeVar("_S", bound=Section)
 
 
@@ -163,7 +165,7 @@ class _Loader:
                 if name not in known and nearest(str(name), known) is None:
                     self.report.hide(name)
                     self._hide_key(value)
-        elif isinstance(item, (str, int, float)) and not isinstance(item, bool):
+        elif isinstance(item, (str, int, float)) and not isinstance(item, bool) and not _ONE_MACRO.fullmatch(str(item)):
             self.report.hide(item)
 
     def _hide(self, section: Mapping[str, Any]) -> None:
