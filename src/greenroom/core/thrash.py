@@ -77,6 +77,8 @@ class Turns:
         names = {turn.model for turn in returns}
         names |= {name for turn in returns for name in turn.out if any(one.model == name for one in turns)}
         among = [turn for turn in turns if turn.model in names and not names.isdisjoint(turn.out)]
+        if len(names) < 2 or not among:
+            return None
         made = Circle(
             models=tuple(sorted(names)),
             device=device,
@@ -85,7 +87,7 @@ class Turns:
             swaps=len(among),
             moving_s=sum(turn.moving_s for turn in among),
         )
-        return made if len(names) > 1 and made.share >= SHARE_MIN else None
+        return made if made.share >= SHARE_MIN else None
 
 
 def window_s(turn: Turn) -> float:
