@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - tables of invented data read best in rows
 """What an invented server says: whole pictures for the dashboard, every field that it knows of.
 
 MiB and unix seconds throughout; `now` is the moment of the picture.
@@ -63,7 +64,9 @@ def resident(
 SLEEPY = {"sleep": {"levels": [1, 2], "off": "", "costs": [tier(1, 1.4, 33.2, 4.9), tier(2, 1.4, 3, 38.0)]}}
 
 
-def device(id: str, name: str, capacity: float, headroom: float, outside: float, reserved: float, used: float | None, kind: str = "gpu") -> Json:
+def device(
+    id: str, name: str, capacity: float, headroom: float, outside: float, reserved: float, used: float | None, kind: str = "gpu"
+) -> Json:
     return {
         "id": id, "kind": kind, "name": name, "capacity_mib": mib(capacity), "headroom_mib": mib(headroom), "reserved_mib": mib(reserved),
         "used_mib": None if used is None else mib(used), "outside_mib": mib(outside), "holder": "", "lane": "", "available_mib": None,
@@ -138,7 +141,13 @@ def crowd(now: float, count: int = 200, resident_count: int = 0) -> Json:
     for i in range(count):
         id = f"{families[i % len(families)]}-{1 + i // len(families)}b-{'code' if i % 3 else 'chat'}"
         if i < resident_count:
-            up = {"in_flight": i % 5, "idle_s": None if i % 5 else 3.0 + i, "queued": 1 if i % 7 == 0 else 0, "parallel": 8, "oldest_s": 1.0}
+            up = {
+                "in_flight": i % 5,
+                "idle_s": None if i % 5 else 3.0 + i,
+                "queued": 1 if i % 7 == 0 else 0,
+                "parallel": 8,
+                "oldest_s": 1.0,
+            }
             models.append(resident(id, f"gpu{i % 2}", 2.0, 1.8, ["ready", "ready", "draining", "waking"][i % 4], cold_s=9, **up))
         else:
             models.append(model(id, need=1.5 + i % 40, cold_s=2 + i % 70, engine="vllm" if i % 2 else "llama_server"))
@@ -207,9 +216,11 @@ def timeline(now: float) -> Json:
             if at + begin < now:
                 put("gpu0", model_, at + begin, None if at + end >= now else at + end, state, size, offset)
         for model_, gate, end, come in (("coder-14b", 31, 37, (18, 20.1, 22.4, 29)), ("agent-32b", 64, 71, (50, 53, 55.5, 60, 66))):
-            for one in come:
-                if at + one < now:
-                    waits.append({"model": model_, "from": at + one, "gate_until": min(now, at + gate), "to": None if at + end > now else at + end})
+            waits += [
+                {"model": model_, "from": at + one, "gate_until": min(now, at + gate), "to": None if at + end > now else at + end}
+                for one in come
+                if at + one < now
+            ]
         swaps += [{"at": at + s, "in": into, "out": [out]} for s, into, out in ((34.1, "coder-14b", "agent-32b"), (65.8, "agent-32b", "coder-14b")) if at + s < now]  # fmt: skip
     put("gpu1", "rerank-m3", now - 900, None, "ready", 2.1, 0)
     put("gpu1", "embed-l", now - 900, None, "ready", 3.4, 2.1)
@@ -252,7 +263,9 @@ def requests(now: float) -> list[Json]:
     ]
 
 
-OUTGROWN = "gpu0 has outgrown one card: for 74 min agent-32b, coder-14b, chat-8b were wanted at once and 41% of the time went into changing them"
+OUTGROWN = (
+    "gpu0 has outgrown one card: for 74 min agent-32b, coder-14b, chat-8b were wanted at once and 41% of the time went into changing them"
+)
 NOT_OUTGROWN = "gpu0 is not outgrown: agent-32b and coder-14b were all wanted at once only 43% of the time"
 
 
@@ -287,9 +300,23 @@ def advice(now: float, outgrown: bool = False) -> Json:
 def details(now: float, entry: Json) -> Json:
     """GET /api/models/{id}."""
     names = ("spawn", "listen", "weights", "compile", "graphs", "first_answer")
-    phases = [(100, "wake", (0, 0.1, 2.4, 0, 0, 0.4)), (170, "wake", (0, 0.1, 2.6, 0, 0, 0.3)), (3900, "cold", (2.1, 3.8, 21, 14, 9.4, 1.2)), (11_000, "cold", (2.0, 3.7, 34, 14.4, 9.1, 1.3))]
+    phases = [
+        (100, "wake", (0, 0.1, 2.4, 0, 0, 0.4)),
+        (170, "wake", (0, 0.1, 2.6, 0, 0, 0.3)),
+        (3900, "cold", (2.1, 3.8, 21, 14, 9.4, 1.2)),
+        (11_000, "cold", (2.0, 3.7, 34, 14.4, 9.1, 1.3)),
+    ]
     need = entry["need_mib"]
-    hours = [(-24, -23, "ready"), (-23, -21, "asleep"), (-18, -17, "asleep"), (-16, -13.6, "ready"), (-13.6, -12, "asleep"), (-9, -4, "ready"), (-2, -0.1, "ready"), (-0.1, 0, entry["state"])]
+    hours = [
+        (-24, -23, "ready"),
+        (-23, -21, "asleep"),
+        (-18, -17, "asleep"),
+        (-16, -13.6, "ready"),
+        (-13.6, -12, "asleep"),
+        (-9, -4, "ready"),
+        (-2, -0.1, "ready"),
+        (-0.1, 0, entry["state"]),
+    ]
     return {
         **entry, "parallel": entry.get("parallel"), "priority": "interactive", "estimate": "weights 39.8 GiB", "missing": "", "requests": {"ok": 402, "client_gone": 10},
         "starts": [{"at": now - ago, "kind": kind, "phases": dict(zip(names, parts, strict=True))} for ago, kind, parts in phases],
@@ -315,4 +342,7 @@ def events(now: float) -> list[Json]:
         (32, "coder-14b", "asleep", "asleep, level 1 in 1.8 s"), (27, "agent-32b", "ready", "ready, woken in 4.9 s"), (10, "vision-11b", "starting", "started on gpu1 beside the others"),
         (2, "agent-32b", "gated", "gated, coder-14b waited 5 s"),
     ]  # fmt: skip
-    return [{"id": i + 1, "at": now - ago, "kind": kind, "model": model, "level": "info", "text": text} for i, (ago, model, kind, text) in enumerate(told)]
+    return [
+        {"id": i + 1, "at": now - ago, "kind": kind, "model": model, "level": "info", "text": text}
+        for i, (ago, model, kind, text) in enumerate(told)
+    ]

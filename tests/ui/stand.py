@@ -83,9 +83,9 @@ class Stand:
         pages.add_pages(app.router, pages.read_pages())
         app.router.add_get("/api/status", self._status)
         app.router.add_get("/api/events", self._events)
-        app.router.add_get("/api/me", lambda _: self._or_404(self.me))
-        app.router.add_get("/api/timeline", lambda _: self._or_404(self.timeline))
-        app.router.add_get("/api/advice", lambda _: self._or_404(self.advice))
+        app.router.add_get("/api/me", self._me)
+        app.router.add_get("/api/timeline", self._timeline)
+        app.router.add_get("/api/advice", self._advice)
         app.router.add_get("/api/requests", self._requests)
         app.router.add_delete("/api/requests/{id}", self._cancel)
         app.router.add_get("/v1/models", self._list)
@@ -120,8 +120,14 @@ class Stand:
         response: web.StreamResponse = await handler(request)
         return response
 
-    async def _or_404(self, value: Any) -> web.Response:
-        return refusal(404, "there is no such route") if value is None else web.json_response(value)
+    async def _me(self, _: web.Request) -> web.Response:
+        return told_or_404(self.me)
+
+    async def _timeline(self, _: web.Request) -> web.Response:
+        return told_or_404(self.timeline)
+
+    async def _advice(self, _: web.Request) -> web.Response:
+        return told_or_404(self.advice)
 
     async def _status(self, _: web.Request) -> web.Response:
         if "now" in self.status:
@@ -170,7 +176,9 @@ class Stand:
 
     async def _why(self, request: web.Request) -> web.Response:
         story = scenes.why(self.tick(), request.match_info["id"])
-        return web.json_response({"model": request.match_info["id"], "state": "ready", "story": story[:-1], "sleep_off": ""} if self.older else story)
+        return web.json_response(
+            {"model": request.match_info["id"], "state": "ready", "story": story[:-1], "sleep_off": ""} if self.older else story
+        )
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -182,7 +190,7 @@ class Stand:
         try:
             for i in range(60):
                 await response.write(f"data: {json.dumps({'line': f'12:03:{i:02} {lines[i % len(lines)]}'})}\n\n".encode())
-            while self._runner is not None:
+            while self._runner is not None:  # noqa: ASYNC110 - the log stays open until the server goes
                 await asyncio.sleep(0.1)
         except ConnectionError:
             pass
@@ -194,7 +202,9 @@ class Stand:
         return web.json_response({"data": [{"id": one["id"]} for one in self.status["models"]]})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Greenroom-Start": "wake", "X-Greenroom-Wait-Ms": "6012"})
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "X-Greenroom-Start": "wake", "X-Greenroom-Wait-Ms": "6012"}
+        )
         await response.prepare(request)
         await response.write(b": loading, about 6 s\n\n")
         for word in ("Put ", "requests that share a model ", "next to each other, ", "<i>then</i> ", "the swap between them disappears."):
@@ -206,11 +216,20 @@ class Stand:
     async def _embed(self, request: web.Request) -> web.Response:
         texts = (await request.json())["input"]
         vectors = [[float(len(text)), 3.0 + i, 1.0] for i, text in enumerate(texts)]
-        return web.json_response({"data": [{"index": i, "embedding": one} for i, one in enumerate(vectors)]}, headers={"X-Greenroom-Start": "hot"})
+        return web.json_response(
+            {"data": [{"index": i, "embedding": one} for i, one in enumerate(vectors)]}, headers={"X-Greenroom-Start": "hot"}
+        )
 
     async def _rerank(self, request: web.Request) -> web.Response:
         documents = (await request.json())["documents"]
-        return web.json_response({"results": [{"index": i, "relevance_score": 0.9 / (i + 1)} for i in range(len(documents))]}, headers={"X-Greenroom-Start": "hot"})
+        return web.json_response(
+            {"results": [{"index": i, "relevance_score": 0.9 / (i + 1)} for i in range(len(documents))]},
+            headers={"X-Greenroom-Start": "hot"},
+        )
+
+
+def told_or_404(value: Any) -> web.Response:
+    return refusal(404, "there is no such route") if value is None else web.json_response(value)
 
 
 def refusal(status: int, message: str) -> web.Response:

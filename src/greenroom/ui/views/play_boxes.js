@@ -75,7 +75,7 @@ export function rerankBox(model) {
     rerank.query = event.target.value;
   }})), field('One passage a line', '4', rerank, 'texts', send), sender(rerank, send, 'Rank'),
   problem ? h('p', {class: 'bad'}, problem) : null,
-  result ? [h('table', {class: 'narrow'}, head([['rank', '', true], ['passage'], ['', 'opt'], ['score', 'n']]), h('tbody', {}, result.rows.map((one, i) =>
+  result ? [h('table', {class: 'narrow'}, head([['rank', '', true], ['passage'], ['share of the best', 'opt', true], ['score', 'n']]), h('tbody', {}, result.rows.map((one, i) =>
     h('tr', {key: i}, cell(i + 1, 'mut'), h('td', {class: 'wrap'}, one.text), cell(meter(Math.max(0, one.score) / most, null, `score ${percent(Math.max(0, one.score) / most)} of the best`), 'opt third'), cell(one.score.toFixed(2), 'n'))))),
   h('p', {class: 'mut'}, `${many(result.rows.length, 'passage')} in ${sec(result.took_s)}${spent(result)}`)] : null);
 }

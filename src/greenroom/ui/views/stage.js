@@ -90,7 +90,7 @@ function greenRoom(picture, green) {
   const asleep = green.filter(one => one.state === 'asleep').length;
   const small = asleep ? `${asleep} asleep, process alive` : 'nobody sleeps';
   if (!picture.ram && !green.length) return null;
-  const headings = [['model', '', true], ['state', '', true], ['host RAM', 'n'], ['on device', 'n opt'], ['wakes in', 'n'], ['idle', 'n opt'], ['', 'opt'], ['actions', 'acts', true]];
+  const headings = [['model', '', true], ['state', '', true], ['host RAM', 'n'], ['on device', 'n opt'], ['wakes in', 'n'], ['idle', 'n opt'], ['more', 'opt', true], ['actions', 'acts', true]];
   return band('green', 'Green room', small, picture.ram ? device(picture.ram, picture, 'sleepers and CPU engines') : null,
     green.length ? h('div', {class: 'wide'}, h('table', {class: 'cast'}, h('caption', {class: 'vh'}, 'Models in the green room, GiB'), cols(CAST), head(headings), h('tbody', {}, green.map(m => greenRow(m, picture)))))
       : h('p', {class: 'mut hint'}, 'A model that has to leave rests here, if its engine can sleep: awake again in seconds.'));
