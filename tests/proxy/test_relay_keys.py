@@ -136,6 +136,24 @@ def test_some_routes_ask_for_less(tmp_path: Path) -> None:
     on_uvloop(main)
 
 
+def test_a_page_asks_for_the_key_itself() -> None:
+    """A browser's own dialog comes where its user opens an address, never over a script of the page."""
+    browser = "User-Agent: Mozilla/5.0\r\nAccept: "
+
+    async def main() -> None:
+        async with a_world(keys=KEYS) as world:
+            for extra, asks in (("", True), ("User-Agent: curl/8\r\nAccept: */*\r\n", True), (f"{browser}text/html,*/*\r\n", True)):
+                async with a_caller(world) as caller:
+                    await caller.ask(request("GET /api/status", extra=extra))
+                    assert (b"Basic realm" in caller.raw) is asks
+            for accept in ("*/*", "text/event-stream", "application/json"):
+                async with a_caller(world) as caller:
+                    assert (await caller.ask(request("GET /api/events", extra=f"{browser}{accept}\r\n"))).status == 401
+                    assert (b"Basic realm" in caller.raw, b"Bearer realm" in caller.raw) == (False, True)
+
+    on_uvloop(main)
+
+
 def test_the_control_plane_is_told_who_asks_and_nobody_can_pretend(tmp_path: Path) -> None:
     """Name and scopes of the key, never the key; what a client says of itself is dropped, however it is spelt."""
     lies = (

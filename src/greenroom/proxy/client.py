@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import logging
 import socket
 from collections import deque
@@ -17,7 +18,7 @@ from .admission import Refusal
 from .exchange import Exchange
 from .guards import Guards, is_preflight
 from .heads import CONTINUE, METHODS, SEEN, Headers, Mark, connection_options, known_name
-from .keys import Holder, Keys, same, words_of
+from .keys import Holder, Keys, words_of
 from .limits import MIB
 from .spool import SpoolError
 from .targets import Kind, Route, route
@@ -455,7 +456,7 @@ class Client(asyncio.Protocol):
     def _judge_key(self, keys: Keys, exchange: Exchange) -> Holder | None:
         """Who holds the key.  A connection that presents what it presented before is not judged again."""
         judged = self._key_judged
-        if judged is not None and judged[0] is keys and same(judged[1], self._presented):
+        if judged is not None and judged[0] is keys and hmac.compare_digest(judged[1], self._presented):
             return judged[2]
         holder = keys.check(exchange.headers)
         if holder is not None:

@@ -95,7 +95,8 @@ _PARAMS: Mapping[str, str] = {
     "bad_top_n": "top_n",
 }
 
-_CHALLENGE = b'WWW-Authenticate: Bearer realm="greenroom"\r\nWWW-Authenticate: Basic realm="greenroom", charset="UTF-8"\r\n'
+_CHALLENGE = b'WWW-Authenticate: Bearer realm="greenroom"\r\n'
+_CHALLENGE_BASIC = b'WWW-Authenticate: Basic realm="greenroom", charset="UTF-8"\r\n'
 
 
 def reason(status: int) -> bytes:
@@ -118,8 +119,10 @@ def error_body(refusal: Refusal) -> bytes:
     return msgspec.json.encode({"error": error})
 
 
-def answer(refusal: Refusal, *, head_only: bool = False, keep_alive: bool = True, extra: tuple[bytes, ...] = ()) -> bytes:
-    """A complete HTTP/1.1 response.
+def answer(
+    refusal: Refusal, *, head_only: bool = False, keep_alive: bool = True, extra: tuple[bytes, ...] = (), asks_browser: bool = True
+) -> bytes:
+    """A complete HTTP/1.1 response.  `asks_browser`: at 401 a browser may ask its user for a password (Basic).
 
     `head_only` for HEAD: the length is told, the body left out.  `extra` are header lines, each complete
     with its CRLF.  401 carries its challenges, `retry_after_s` becomes whole seconds of at least 1.
@@ -130,7 +133,7 @@ def answer(refusal: Refusal, *, head_only: bool = False, keep_alive: bool = True
         *extra,
     ]
     if refusal.status == 401:
-        lines.append(_CHALLENGE)
+        lines.append(_CHALLENGE + _CHALLENGE_BASIC if asks_browser else _CHALLENGE)
     if refusal.retry_after_s is not None:
         lines.append(b"Retry-After: %d\r\n" % retry_after(refusal.retry_after_s))
     lines.append(b"\r\n" if keep_alive else b"Connection: close\r\n\r\n")

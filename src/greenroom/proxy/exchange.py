@@ -17,7 +17,7 @@ import msgspec
 from . import bodies, errors, listing
 from .admission import Grant, ModelRoute, Refusal, Ticket, Wish
 from .heads import BODY_METHODS, CONTINUE, DROPPED, LAST_CHUNK, Headers, is_event_stream, is_json, request_head, response_head, safe_value
-from .keys import ANYONE, NOBODY, STRIPPED, Holder, Load
+from .keys import ANYONE, NOBODY, STRIPPED, Holder, Load, is_script
 from .limits import KIB, MIB
 from .record import Record, path_text, start_lines
 from .request_body import RequestBody
@@ -683,7 +683,8 @@ class Exchange(RequestBody):
             if self.route is not None and self.route.allow:
                 extra = (*extra, b"Allow: %b\r\n" % self.route.allow)
             self.keep = self.keep and self.http11
-            client.transport.write(errors.answer(refusal, head_only=self.method == b"HEAD", keep_alive=self.keep, extra=extra))
+            is_head, asks = self.method == b"HEAD", refusal.status != 401 or not is_script(self.headers)
+            client.transport.write(errors.answer(refusal, head_only=is_head, keep_alive=self.keep, extra=extra, asks_browser=asks))
         self._end(outcome)
 
     def _drop_upstream(self) -> None:

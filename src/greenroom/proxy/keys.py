@@ -166,9 +166,13 @@ class Keys:
         return found
 
 
-def same(one: bytes, other: bytes) -> bool:
-    """Whether two credentials are the same, in a time that does not tell where they differ."""
-    return hmac.compare_digest(one, other)
+def is_script(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether a script of a page asks, which has its own way to ask for a key: no dialog of the browser in front of it.
+
+    Told without `Sec-Fetch-Mode`, which browsers leave out over plain http to other machines.
+    """
+    given = dict(headers)
+    return given.get(b"user-agent", b"").startswith(b"Mozilla/") and b"text/html" not in given.get(b"accept", b"")
 
 
 def _of_authorization(value: bytes) -> bytes:
