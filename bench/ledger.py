@@ -14,7 +14,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -63,24 +64,21 @@ def make_rows(path: Path, count: int, seed: int = 1) -> None:
 
     few = max(1, count // 50)
     db.execute("BEGIN")
-    db.executemany(schema.INSERTS["requests"], requests())
-    db.executemany(schema.INSERTS["transitions"], (schema.transition_values(_transition(rng, n, few)) for n in range(few)))
-    db.executemany(
-        schema.INSERTS["tells"],
-        (
-            schema.tell_values(TellRow(_at(n, few), rng.choice(MODELS), "ready", "info", "ready after 4.2 s: the usual words"))
-            for n in range(few)
-        ),
-    )
-    db.executemany(
-        schema.INSERTS["samples"],
-        (
-            schema.sample_values(SampleRow(_at(n, count // 2), "gpu0", 60_000, n % 70_000, 100, {MODELS[0]: 9000}))
-            for n in range(count // 2)
-        ),
-    )
+    for rows in batches(requests(), 10_000):
+        schema.insert(db, "requests", rows)
+    schema.insert(db, "transitions", [schema.transition_values(_transition(rng, n, few)) for n in range(few)])
+    told = "ready after 4.2 s: the usual words"
+    schema.insert(db, "tells", [schema.tell_values(TellRow(_at(n, few), rng.choice(MODELS), "ready", "info", told)) for n in range(few)])
+    half = count // 2
+    samples = (SampleRow(_at(n, half), "gpu0", 60_000, n % 70_000, 100, {MODELS[0]: 9000}) for n in range(half))
+    schema.insert(db, "samples", [schema.sample_values(row) for row in samples])
     db.execute("COMMIT")
     db.close()
+
+
+def batches(rows: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    while some := list(islice(rows, size)):
+        yield some
 
 
 def _at(n: int, count: int) -> float:

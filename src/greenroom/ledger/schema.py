@@ -6,6 +6,7 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -63,14 +64,25 @@ TRANSITION_COLUMNS: Final = "at, model, generation, kind, devices, took_s, ok, l
 TELL_COLUMNS: Final = "at, model, kind, level, text"
 SAMPLE_COLUMNS: Final = "at, device, reserved_mib, used_mib, outside_mib, own_mib"
 
-INSERTS: Final[Mapping[str, str]] = {
-    "boots": "INSERT INTO boots VALUES (?, ?, ?, ?, ?, ?)",
-    "requests": f"INSERT OR REPLACE INTO requests (id, {REQUEST_COLUMNS}, waited_s) VALUES ({', '.join('?' * 21)})",
-    "transitions": f"INSERT INTO transitions ({TRANSITION_COLUMNS}) VALUES ({', '.join('?' * 15)})",
-    "tells": f"INSERT INTO tells ({TELL_COLUMNS}) VALUES (?, ?, ?, ?, ?)",
-    "samples": f"INSERT INTO samples ({SAMPLE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
-    "journal": "INSERT INTO journal (run, at, until, offset_s, count, lines) VALUES (?, ?, ?, ?, ?, ?)",
+INSERTS: Final[Mapping[str, tuple[str, int]]] = {  # table -> how a row goes in, and of how many values
+    "boots": ("INSERT INTO boots VALUES ", 6),
+    "requests": (f"INSERT OR REPLACE INTO requests (id, {REQUEST_COLUMNS}, waited_s) VALUES ", 21),
+    "transitions": (f"INSERT INTO transitions ({TRANSITION_COLUMNS}) VALUES ", 15),
+    "tells": (f"INSERT INTO tells ({TELL_COLUMNS}) VALUES ", 5),
+    "samples": (f"INSERT INTO samples ({SAMPLE_COLUMNS}) VALUES ", 6),
+    "journal": ("INSERT INTO journal (run, at, until, offset_s, count, lines) VALUES ", 6),
 }
+ROWS_AT_ONCE: Final = 64  # in one statement
+
+
+def insert(db: sqlite3.Connection, table: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Many rows by one statement: between two statements the interpreter is fought for, and the event loop has to wait."""
+    head, width = INSERTS[table]
+    marks = f"({', '.join('?' * width)})"
+    many = max(1, min(ROWS_AT_ONCE, db.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // width))
+    for first in range(0, len(rows), many):
+        some = rows[first : first + many]
+        db.execute(head + ", ".join([marks] * len(some)), list(chain.from_iterable(some)))
 
 
 def migrate(db: sqlite3.Connection) -> None:

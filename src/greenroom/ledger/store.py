@@ -18,7 +18,7 @@ import sqlite3
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from math import ceil
@@ -35,7 +35,7 @@ from .rows import RequestRow, SampleRow, TellRow, TransitionRow
 
 log = logging.getLogger(__name__)
 
-SLICE: Final = 16  # of what was taken in, between two breaths of the writer: the loop shall never wait long for the interpreter
+SLICE: Final = 256  # of what was taken in, between two breaths of the writer: the loop shall never wait long for the interpreter
 BREATH_S: Final = 0.0002
 GATHER_S: Final = 0.25  # so long things come together before they are written
 JOIN_S: Final = 5.0  # the two words about a request's end come within this, or it is written with one
@@ -469,7 +469,7 @@ class _Disk:
             db.execute(f"PRAGMA journal_size_limit={WAL_MIB_MAX << 20}")
             schema.migrate(db)
             if self._run and not db.execute("SELECT 1 FROM boots WHERE id = ?", (self._run,)).fetchone():
-                db.execute(schema.INSERTS["boots"], (self._run, self._run, *self._boot))
+                schema.insert(db, "boots", [(self._run, self._run, *self._boot)])
         except BaseException:
             db.close()
             raise
@@ -499,10 +499,10 @@ class _Disk:
                 boot = max(latest, run) + 1
                 run = run or boot
                 self._boot = values
-                db.execute(schema.INSERTS["boots"], (boot, run, *values))
+                schema.insert(db, "boots", [(boot, run, *values)])
             for table, rows in batch.items():
                 if table != "boots":
-                    db.executemany(schema.INSERTS[table], _numbered(table, rows, run))
+                    schema.insert(db, table, _numbered(table, rows, run))
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
@@ -656,11 +656,11 @@ class _Disk:
         return (one["page_count"] - one["freelist_count"]) * one["page_size"]
 
 
-def _numbered(table: str, rows: Iterable[Sequence[Any]], run: int) -> Iterable[Sequence[Any]]:
+def _numbered(table: str, rows: Sequence[Sequence[Any]], run: int) -> Sequence[Sequence[Any]]:
     """What the file knows better than who made the row: its run; and what is derived from it."""
     if table == "requests":
         high, first, end = run << schema.RUN_SHIFT, schema.QUEUE_S, schema.WAKE_S + 1
         return [(high | row[0], *row[1:], sum(row[first:end])) for row in rows]
     if table == "journal":
         return [(run, *row) for row in rows]
-    return rows
+    return rows if isinstance(rows, list) else list(rows)
