@@ -38,7 +38,7 @@ test: $(DEV_STAMP)
 
 test-vllm: $(DEV_STAMP)
 	@scripts/setup-vllm
-	$(BIN)/python -m pytest -m vllm tests/vllm_cpu $(ARGS)
+	$(BIN)/python -m pytest -m vllm tests $(ARGS)
 
 check: $(DEV_STAMP)
 	$(BIN)/ruff check .
