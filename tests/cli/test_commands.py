@@ -51,7 +51,7 @@ def test_ps_shows_every_state_and_what_comes_next(served: Served) -> None:
     facade.models = {one.id: one for one in models}
     facade.statics |= {name: {"ttl_s": 600.0, "sleep_after_s": 120.0} for name in ("idler", "awake")}
     facade.devices = (GPU, DeviceView("ram", "ram", "host RAM", 65_536, 6554, 20_480, 30_720, 0, "", ""))
-    facade.queue = (4, 2.14)
+    facade.queued = (4, 2.14)
 
     result = served.run("ps")
 

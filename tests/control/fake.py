@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from greenroom.control.facade import InstanceExtra, Result
 from greenroom.core.facts import Operation, SleepTier, State
-from greenroom.core.views import DeviceView, InstanceView, ModelView, View
+from greenroom.core.views import DeviceView, InstanceView, ModelView, QueueView, View
 
 GPU = DeviceView("gpu0", "gpu", "H100", 9728, 512, 4915, 5222, 307, "pid 4711 (python)", "")
 
@@ -79,11 +79,21 @@ def a_resident(id: str, state: State = State.READY, *, model: dict[str, Any] | N
 
 class FakeFacade:
     version = "1.2.3"
+    boot_id = "b00t"
 
     def __init__(self, *models: ModelView, devices: Sequence[DeviceView] = (GPU,)) -> None:
         self.models = {one.id: one for one in models}
         self.devices = tuple(devices)
-        self.queue = (0, 0.0)
+        self.queued = (0, 0.0)
+        self.waiting: list[QueueView] = []
+        self.clients: dict[int, str] = {}
+        self.told_now: dict[str, tuple[str, list[str]]] = {}
+        self.rate: dict[str, dict[str, Any]] = {}
+        self.worst: dict[str, Any] | None = None
+        self.phases: dict[str, str] = {}
+        self.cancels: dict[int, Result] = {}
+        self.searches: list[dict[str, Any]] = []
+        self.ticks = 0
         self.statics: dict[str, dict[str, Any]] = {}
         self.stories: dict[str, list[tuple[float, str]]] = {}
         self.logs: dict[str, list[str]] = {}
@@ -103,10 +113,10 @@ class FakeFacade:
     def view(self) -> View:
         self.looks += 1
         self.looked.set()
-        return View(100.0, self.devices, tuple(self.models.values()), *self.queue)
+        return View(100.0, self.devices, tuple(self.models.values()), *self.queued)
 
     def extra(self, model: str) -> InstanceExtra:
-        return InstanceExtra(4242, 5801) if self.models[model].instances else InstanceExtra(None, None)
+        return InstanceExtra(4242, 5801, self.phases.get(model, "")) if self.models[model].instances else InstanceExtra(None, None)
 
     def static(self, model: str) -> dict[str, Any]:
         return {"aliases": [], "engine": "llama_server", **self.statics.get(model, {})}
@@ -127,6 +137,52 @@ class FakeFacade:
 
     def why(self, model: str) -> Sequence[tuple[float, str]]:
         return self.stories.get(model, [])
+
+    def now(self) -> float:
+        return 1_700_000_000.0
+
+    def stamp(self) -> object:
+        self.ticks += 1
+        return self.ticks
+
+    def story(self, model: str) -> Sequence[dict[str, Any]]:
+        return [{"at": at, "text": text, "cause": "told", "refs": []} for at, text in self.stories.get(model, [])]
+
+    def present(self, model: str) -> tuple[str, Sequence[str]]:
+        return self.told_now.get(model, ("", []))
+
+    def queue(self) -> Sequence[QueueView]:
+        return self.waiting
+
+    def client_of(self, request: int) -> str:
+        return self.clients.get(request, "")
+
+    def outside_by(self, holder: str) -> Sequence[dict[str, Any]]:
+        return [{"pid": 4711, "name": holder}]
+
+    def rates(self) -> Mapping[str, dict[str, Any]]:
+        return self.rate
+
+    def headline(self) -> dict[str, Any] | None:
+        return self.worst
+
+    def advice(self) -> dict[str, Any]:
+        return {"headline": self.worst, "thrash": [], "ttl": [], "outgrown": None, "seen": None}
+
+    def cancel(self, request: int) -> Result:
+        return self.cancels.get(request, Result(404, f"there is no waiting or running request {request}", "request_not_found"))
+
+    async def requests(self, **wanted: Any) -> dict[str, Any]:
+        self.searches.append(wanted)
+        if wanted["cursor"] == "bad":
+            raise ValueError("bad")
+        return {"now": self.now(), "requests": [], "cursor": None}
+
+    async def timeline(self, minutes: float) -> dict[str, Any]:
+        return {"now": self.now(), "from": self.now() - 60 * minutes, "spans": [], "waits": [], "swaps": []}
+
+    async def history(self, model: str) -> dict[str, Any]:
+        return {"starts": [], "footprint": {}, "day": []}
 
     def log_tail(self, model: str, lines: int) -> Sequence[str]:
         return self.logs.get(model, [])[-lines:]

@@ -48,13 +48,13 @@ async def test_status_has_the_fixed_shape(tmp_path: Path) -> None:
     """Every name of the public surface is there, with its unit, and an absent figure is null."""
     facade = FakeFacade(a_resident("chat", in_flight=2, idle_s=None, model={"starts": 3, "queued": 1}), a_model("embed"))
     facade.statics["chat"] = {"aliases": ["c"], "engine": "vllm", "ttl_s": 300.0, "env": {"HF_TOKEN": "***"}}
-    facade.queue = (1, 0.25)
+    facade.queued = (1, 0.25)
     async with serving(facade, tmp_path) as session:
         status, body = await asked(session, "GET", "/api/status")
 
     assert status == 200
     assert (body["version"], body["uptime_s"]) == ("1.2.3", 61.5)
-    assert body["queue"] == {"length": 1, "oldest_s": 0.25}
+    assert body["queue"] == {"length": 1, "oldest_s": 0.25, "models": []}
     gpu = body["devices"][0]
     wanted = {"id": "gpu0", "kind": "gpu", "name": "H100", "capacity_mib": 9728, "headroom_mib": 512}
     wanted |= {"reserved_mib": 4915, "used_mib": 5222, "outside_mib": 307}
@@ -109,7 +109,8 @@ async def test_why_tells_the_story(tmp_path: Path) -> None:
     facade.stories["chat"] = [(1.5, "asked for"), (2.25, "evicted: embed needed 300 MiB")]
     async with serving(facade, tmp_path) as session:
         _, body = await asked(session, "GET", "/api/models/chat/why")
-    story = [{"at": 1.5, "text": "asked for"}, {"at": 2.25, "text": "evicted: embed needed 300 MiB"}]
+    told = [(1.5, "asked for"), (2.25, "evicted: embed needed 300 MiB")]
+    story = [{"at": at, "text": text, "cause": "told", "refs": []} for at, text in told]
     assert body == {"model": "chat", "state": "stopped", "level": 0, "sleep_off": "", "story": story}
 
 
@@ -399,7 +400,7 @@ async def test_events_stream_with_ids_and_the_headers_that_stop_buffering(tmp_pa
     """B10: first bytes at once, X-Accel-Buffering, no-cache, no length; each event as it happens."""
     facade = FakeFacade()
     began = time.perf_counter()
-    async with serving(facade, tmp_path) as session, session.get("/api/events") as response:
+    async with serving(facade, tmp_path) as session, session.get("/api/events?state=0") as response:
         assert await response.content.readuntil(b"\n\n") == b"retry: 2000\n: events of greenroom\n\n"
         assert time.perf_counter() - began < 2.0
         assert response.content_type == "text/event-stream"
@@ -418,7 +419,7 @@ async def test_a_returning_reader_gets_what_it_missed_once(tmp_path: Path) -> No
     facade = FakeFacade()
     facade.past = [an_event(n) for n in range(1, 6)]
     headers = {"Last-Event-ID": "3"}
-    async with serving(facade, tmp_path) as session, session.get("/api/events", headers=headers) as response:
+    async with serving(facade, tmp_path) as session, session.get("/api/events?state=0", headers=headers) as response:
         await response.content.readuntil(b"\n\n")
         for event in (an_event(5), an_event(6), None):
             facade.publish(event)
@@ -437,7 +438,7 @@ async def test_recent_events_are_json_without_follow(tmp_path: Path) -> None:
 async def test_a_silent_stream_says_that_it_is_alive(tmp_path: Path) -> None:
     """A comment at least every heartbeat (15 s by default) keeps middle boxes from cutting it."""
     assert StreamLimits().heartbeat_s == 15.0
-    async with serving(FakeFacade(), tmp_path, StreamLimits(heartbeat_s=0.05)) as session, session.get("/api/events") as response:
+    async with serving(FakeFacade(), tmp_path, StreamLimits(heartbeat_s=0.05)) as session, session.get("/api/events?state=0") as response:
         await response.content.readuntil(b"\n\n")
         assert await response.content.readuntil(b"\n\n") == b": still here\n\n"
         assert await response.content.readuntil(b"\n\n") == b": still here\n\n"
@@ -446,7 +447,7 @@ async def test_a_silent_stream_says_that_it_is_alive(tmp_path: Path) -> None:
 async def test_a_source_that_breaks_is_not_a_clean_end(tmp_path: Path) -> None:
     """The connection is reset, so that no client takes the rest for the whole."""
     facade = FakeFacade()
-    async with serving(facade, tmp_path) as session, session.get("/api/events") as response:
+    async with serving(facade, tmp_path) as session, session.get("/api/events?state=0") as response:
         await response.content.readuntil(b"\n\n")
         facade.publish(RuntimeError("broken"))
         with pytest.raises(aiohttp.ClientError):
@@ -460,7 +461,7 @@ async def test_a_reader_that_never_reads_is_cut_and_costs_no_memory(tmp_path: Pa
     async with serving(facade, tmp_path, limits) as session:
         dead = await open_and_read_nothing(tmp_path / "run" / "control.sock")
         await facade.subscribed.wait()
-        async with session.get("/api/events") as good:
+        async with session.get("/api/events?state=0") as good:
             await good.content.readuntil(b"\n\n")
             assert len(facade.subscribers) == 2
             number = 0
@@ -476,7 +477,7 @@ async def test_a_reader_that_never_reads_is_cut_and_costs_no_memory(tmp_path: Pa
 async def test_a_slow_reader_is_told_how_much_it_missed(tmp_path: Path) -> None:
     """The newest events stay; the dropped ones are counted in the stream itself."""
     facade = FakeFacade()
-    async with serving(facade, tmp_path, StreamLimits(backlog_len_max=3)) as session, session.get("/api/events") as response:
+    async with serving(facade, tmp_path, StreamLimits(backlog_len_max=3)) as session, session.get("/api/events?state=0") as response:
         await response.content.readuntil(b"\n\n")
         for number in range(1, 11):  # before the writer runs again
             facade.publish(an_event(number))
@@ -508,9 +509,9 @@ async def test_readers_that_hang_up_are_noticed_soon(tmp_path: Path, caplog: pyt
 async def test_streams_are_bounded_in_number(tmp_path: Path) -> None:
     """One more than the limit is refused with Retry-After; status still answers."""
     facade = FakeFacade()
-    async with serving(facade, tmp_path, StreamLimits(readers_max=1)) as session, session.get("/api/events") as first:
+    async with serving(facade, tmp_path, StreamLimits(readers_max=1)) as session, session.get("/api/events?state=0") as first:
         await first.content.readuntil(b"\n\n")
-        async with session.get("/api/events") as second:
+        async with session.get("/api/events?state=0") as second:
             assert (second.status, second.headers["Retry-After"]) == (503, "5")
             assert (await second.json())["error"]["code"] == "too_many_streams"
         assert (await asked(session, "GET", "/api/status"))[0] == 200
@@ -523,7 +524,7 @@ async def test_shutdown_ends_open_streams_at_once(tmp_path: Path) -> None:
     runner = await start_control(make_app(facade), path)
     async with (
         aiohttp.ClientSession("http://control", connector=aiohttp.UnixConnector(str(path))) as session,
-        session.get("/api/events") as response,
+        session.get("/api/events?state=0") as response,
     ):
         await response.content.readuntil(b"\n\n")
         began = time.perf_counter()
@@ -540,7 +541,7 @@ async def open_and_read_nothing(path: Path) -> socket.socket:
     connection.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(connection, str(path))
-    await loop.sock_sendall(connection, b"GET /api/events HTTP/1.1\r\nHost: control\r\n\r\n")
+    await loop.sock_sendall(connection, b"GET /api/events?state=0 HTTP/1.1\r\nHost: control\r\n\r\n")
     return connection
 
 

@@ -31,7 +31,7 @@ async def show(server: client.Server, follow: bool, lines: int, as_json: bool) -
             for event in (await asked.get("/api/events", follow=0, limit=lines))["events"]:
                 tell(event, as_json)
             return
-        async for event in parsed(asked.lines("/api/events", accept="text/event-stream", limit=lines)):
+        async for event in parsed(asked.lines("/api/events", accept="text/event-stream", limit=lines, state=0)):
             tell(event, as_json)
     raise client.Fault(f"{server.url} ended the events: the server stopped, or this reader was too slow")
 

@@ -32,11 +32,14 @@ def story(told: dict[str, Any], now_unix_s: float) -> list[str]:
     """A heading with the present state, then one line per cause, oldest first."""
     name = text.safe(told["model"])
     state = text.state(told["state"]) + (f" at level {told['level']}" if told["state"] == "asleep" and told["level"] else "")
-    if not told["story"]:
-        return [f"{name} is {state}; nothing has happened to it since greenroom started."]
-    last_s = now_unix_s - told["story"][-1]["at"]
+    past = [one for one in told["story"] if not one.get("now")]
+    present = [text.safe(one["text"]) for one in told["story"] if one.get("now")]
+    if not past:
+        return [f"{name} is {state}; nothing has happened to it since greenroom started.", *present]
+    last_s = now_unix_s - past[-1]["at"]
     ago = "just now" if last_s < 1 else f"{text.duration(last_s)} ago"
-    lines = [f"  {text.clock(one['at'], now_unix_s)}  {text.safe(one['text'])}" for one in told["story"]]
+    lines = [f"  {text.clock(one['at'], now_unix_s)}  {text.safe(one['text'])}" for one in past]
+    lines += [f"Now: {one}" for one in present]
     if told["sleep_off"]:
         lines.append(f"It stops instead of sleeping: {text.safe(told['sleep_off'])}. `greenroom sleep {name}` tries again.")
     return [f"{name} is {state}; the last thing happened {ago}.", *lines]

@@ -12,13 +12,15 @@ import math
 import os
 import socket
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from aiohttp import web
 
 from greenroom.control import pages, render, sse
+from greenroom.control.changes import Changes
 from greenroom.control.facade import Facade, Result
 from greenroom.core.facts import Operation, State
 from greenroom.core.views import ModelView
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 
 FACADE: web.AppKey[Facade] = web.AppKey("facade")
 READERS: web.AppKey[sse.Readers] = web.AppKey("readers", sse.Readers)
+CHANGES: web.AppKey[Changes] = web.AppKey("changes", Changes)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -36,6 +39,14 @@ LOG_LINES_DEFAULT = 200
 LOG_LINES_MAX = 10_000
 EVENTS_DEFAULT = 200
 EVENTS_MAX = 5_000
+MINUTES_DEFAULT = 15.0
+MINUTES_MAX = 24 * 60.0
+REQUESTS_DEFAULT = 100
+REQUESTS_MAX = 1_000
+OUTCOMES = ("ok", "client_gone", "engine_broke", "cut", "refused", "waiting", "running", "open", "failed")
+REQUEST_DIGITS_MAX = 15
+KEY_NAME_HEADER = "X-Greenroom-Key-Name"  # told by the data plane, which takes them from nobody else
+SCOPES_HEADER = "X-Greenroom-Scopes"
 BODY_BYTES_MAX = 64 << 10  # no route of ours reads a body
 SOCKET_PATH_BYTES_MAX = 107  # sun_path
 SHUTDOWN_S_MAX = 2.0
@@ -65,7 +76,8 @@ def make_app(facade: Facade, limits: sse.StreamLimits | None = None) -> web.Appl
     """The application over `facade`; serve it with `start_control`, or on any site in a test."""
     app = web.Application(middlewares=[errors_as_json], client_max_size=BODY_BYTES_MAX)
     app[FACADE] = facade
-    app[READERS] = sse.Readers(limits or sse.StreamLimits())
+    readers = app[READERS] = sse.Readers(limits or sse.StreamLimits())
+    app[CHANGES] = Changes(facade, readers.limits.changes_s)
     app.on_shutdown.append(end_streams)
     # No HEAD: it would open a stream, or change a state, for nobody to see.
     app.router.add_get("/api/status", get_status, allow_head=False)
@@ -73,6 +85,11 @@ def make_app(facade: Facade, limits: sse.StreamLimits | None = None) -> web.Appl
     app.router.add_get("/metrics", get_metrics, allow_head=False)
     app.router.add_get("/api/events", get_events, allow_head=False)
     app.router.add_get("/api/logs", get_own_logs, allow_head=False)
+    app.router.add_get("/api/me", get_me, allow_head=False)
+    app.router.add_get("/api/timeline", get_timeline, allow_head=False)
+    app.router.add_get("/api/requests", get_requests, allow_head=False)
+    app.router.add_delete("/api/requests/{id}", cancel_request)
+    app.router.add_get("/api/advice", get_advice, allow_head=False)
     pages.add_pages(app.router, pages.read_pages())
     add_aliases(app.router)
     # The name may hold slashes; `s` because a decoded name may even hold a line end.  Longer routes first.
@@ -274,16 +291,61 @@ async def get_version(request: web.Request) -> web.StreamResponse:
 async def get_model(request: web.Request) -> web.StreamResponse:
     id = wanted_model(request)
     facade = request.app[FACADE]
+    history = await facade.history(id)
     entry = render.one_model(facade.view(), id, facade)
     if entry is None:
         raise Refused(404, f"the model {id!r} has just been removed from the configuration", "model_not_found", "model")
-    return state_response(entry)
+    return state_response({**entry, "start_count": entry["starts"], **history})
 
 
 async def get_why(request: web.Request) -> web.StreamResponse:
     id = wanted_model(request)
     facade = request.app[FACADE]
-    return state_response(render.why(id, view_of(facade, id), facade.why(id)))
+    return state_response(render.why(id, view_of(facade, id), facade))
+
+
+async def get_me(request: web.Request) -> web.StreamResponse:
+    headers = request.headers
+    return state_response(render.me(unquote(headers.get(KEY_NAME_HEADER, "")), headers.get(SCOPES_HEADER)))
+
+
+async def get_timeline(request: web.Request) -> web.StreamResponse:
+    return state_response(await request.app[FACADE].timeline(max(1.0, number(request, "minutes", MINUTES_DEFAULT, MINUTES_MAX))))
+
+
+async def get_advice(request: web.Request) -> web.StreamResponse:
+    return state_response(request.app[FACADE].advice())
+
+
+async def get_requests(request: web.Request) -> web.StreamResponse:
+    """Those that wait or run, then those that ended, newest first; `cursor` of the answer asks for older ones."""
+    query, facade = request.query, request.app[FACADE]
+    model, outcome, cursor = query.get("model"), query.get("outcome"), query.get("cursor", "")
+    if outcome is not None and outcome not in OUTCOMES:
+        raise Refused(400, f"outcome={outcome!r} is none of {', '.join(OUTCOMES)}", "bad_parameter", "outcome")
+    try:
+        found = await facade.requests(
+            since=number(request, "since", 0.0, 1e18) if "since" in query else None,
+            model=None if model is None else facade.resolve(model) or model,  # one that was removed is still in the ledger
+            outcome=outcome,
+            waited_over_s=number(request, "waited_over", 0.0, 1e9) if "waited_over" in query else None,
+            cursor=cursor,
+            limit=max(1, int(number(request, "limit", REQUESTS_DEFAULT, REQUESTS_MAX))),
+        )
+    except ValueError:
+        raise Refused(400, f"cursor={cursor!r} was given by no answer", "bad_parameter", "cursor") from None
+    return state_response(found)
+
+
+async def cancel_request(request: web.Request) -> web.StreamResponse:
+    """200: it was waiting or running, and its client has been told."""
+    id = request.match_info["id"]
+    if not (id.isascii() and id.isdigit() and len(id) <= REQUEST_DIGITS_MAX):
+        raise Refused(400, f"{id!r} is not the number of a request", "bad_parameter", "id")
+    result = request.app[FACADE].cancel(int(id))
+    if result.status >= 400:
+        raise Refused(result.status, result.message, result.code, "id", result.retry_after_s)
+    return state_response({"id": int(id), "cancelled": True, "message": result.message})
 
 
 async def get_running(request: web.Request) -> web.StreamResponse:
@@ -360,7 +422,10 @@ def free_readers(request: web.Request) -> sse.Readers:
 
 
 async def get_events(request: web.Request) -> web.StreamResponse:
-    """Server-sent events from now on (and what a `Last-Event-ID` missed); `?follow=0` gives the recent ones as JSON."""
+    """Server-sent events from now on (and what a `Last-Event-ID` missed), after a snapshot of the state and with its changes.
+
+    `?state=0` leaves the state out; `?follow=0` gives the recent events as JSON.
+    """
     facade = request.app[FACADE]
     limit = int(number(request, "limit", EVENTS_DEFAULT, EVENTS_MAX))
     if "follow" in request.query and not flag(request, "follow"):
@@ -368,12 +433,16 @@ async def get_events(request: web.Request) -> web.StreamResponse:
     readers = free_readers(request)
     news = News(facade, request.headers.get("Last-Event-ID", ""), limit if "limit" in request.query else 0)
     opening = f"retry: {readers.limits.retry_ms}\n: events of greenroom\n\n".encode()
+    changes = request.app[CHANGES] if "state" not in request.query or flag(request, "state") else None
+    sources: list[AsyncIterator[dict[str, Any] | bytes]] = [facade.events()]
+    if changes is not None:
+        sources.append(changes.follow())
     return await readers.stream(
         request,
-        [facade.events()],
+        sources,
         news.encode,
         headers=sse.SSE_HEADERS,
-        opening=lambda: opening + news.missed(),
+        opening=lambda: opening + news.missed() + (changes.snapshot() if changes is not None else b""),
         dropped_note=sse.events_dropped,
         heartbeat=sse.HEARTBEAT,
     )
@@ -400,7 +469,9 @@ class News:
         self._sent = {one["id"] for one in past if "id" in one}
         return b"".join(map(sse.event, past))
 
-    def encode(self, event: dict[str, Any]) -> bytes:
+    def encode(self, event: dict[str, Any] | bytes) -> bytes:
+        if isinstance(event, bytes):  # of the state, written once for all readers
+            return event
         id = event.get("id")
         if id in self._sent:
             return b""

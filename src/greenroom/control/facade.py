@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from greenroom.core.facts import Operation
-from greenroom.core.views import View
+from greenroom.core.views import QueueView, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,20 @@ class InstanceExtra:
 
     pid: int | None
     port: int | None
+    phase: str = ""  # of its start, under way
 
 
 class Facade(Protocol):
+    """What only looks changes nothing: no model is started, woken or kept by it."""
+
     version: str
+    boot_id: str  # another one after every start
+
+    def now(self) -> float:
+        """Unix seconds."""
+
+    def stamp(self) -> object:
+        """Another one whenever something may have changed."""
 
     def uptime_s(self) -> float: ...
 
@@ -51,6 +61,51 @@ class Facade(Protocol):
 
     def why(self, model: str) -> Sequence[tuple[float, str]]:
         """(unix time, sentence): the model's story, oldest first."""
+
+    def story(self, model: str) -> Sequence[dict[str, Any]]:
+        """The same as {at, text, cause, refs}; `refs`: other models that it names."""
+
+    def present(self, model: str) -> tuple[str, Sequence[str]]:
+        """(what the model does now and why, a sentence; the models that it names)."""
+
+    def queue(self) -> Sequence[QueueView]:
+        """Every model that clients wait for, longest first."""
+
+    def client_of(self, request: int) -> str:
+        """Key name or address of an open request."""
+
+    def outside_by(self, holder: str) -> Sequence[dict[str, Any]]:
+        """{pid, name} of who holds a device's outside memory, as the core names it."""
+
+    def rates(self) -> Mapping[str, dict[str, Any]]:
+        """Model -> {value, unit} of the last seconds."""
+
+    def headline(self) -> dict[str, Any] | None:
+        """{text, link, severity} of the worst advice there is."""
+
+    def advice(self) -> dict[str, Any]:
+        """The last that was found; never waits for the next."""
+
+    def cancel(self, request: int) -> Result:
+        """End a waiting or running request; its client is told so."""
+
+    async def requests(
+        self,
+        *,
+        since: float | None,
+        model: str | None,
+        outcome: str | None,
+        waited_over_s: float | None,
+        cursor: str,
+        limit: int,
+    ) -> dict[str, Any]:
+        """{now, requests, cursor}; raises ValueError for a cursor that no page gave."""
+
+    async def timeline(self, minutes: float) -> dict[str, Any]:
+        """{now, from, spans, waits, swaps}."""
+
+    async def history(self, model: str) -> dict[str, Any]:
+        """{starts, footprint, day}."""
 
     def log_tail(self, model: str, lines: int) -> Sequence[str]:
         """Newest engine log lines, oldest first, secrets masked; "" as model = greenroom's own log."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from greenroom.control.facade import Facade, Result
 from greenroom.core.facts import Operation, SleepTier, State
-from greenroom.core.views import DeviceView, InstanceView, ModelView, View
+from greenroom.core.views import DeviceView, InstanceView, ModelView, QueueView, View
 
 # Static facts of a model worth showing in every status; the rest is in GET /api/models/{id} only.
 STATIC_IN_STATUS = ("name", "description", "ttl_s", "sleep_after_s")
@@ -23,19 +23,56 @@ RUNNING_STATES: Mapping[State, str] = {
 }
 
 
+LEAVING: Mapping[State, str] = {State.GOING_TO_SLEEP: "going to sleep", State.STOPPING: "stopping"}
+SCOPES = ("inference", "view", "admin")
+
+
 def status(facade: Facade) -> dict[str, Any]:
     """The whole of GET /api/status."""
-    view = facade.view()
+    view, rates = facade.view(), facade.rates()
     return {
         "version": facade.version,
+        "boot_id": facade.boot_id,
+        "now": seconds(facade.now()),
         "uptime_s": seconds(facade.uptime_s()),
-        "devices": [device(one) for one in view.devices],
-        "models": [model(one, facade) for one in view.models],
-        "queue": {"length": view.queue_length, "oldest_s": seconds(view.queue_oldest_s)},
+        "devices": [device(one, facade) for one in view.devices],
+        "models": [model(one, facade, rates) for one in view.models],
+        "queue": {
+            "length": view.queue_length,
+            "oldest_s": seconds(view.queue_oldest_s),
+            "models": [waiting(one, facade) for one in facade.queue()],
+        },
+        "advice": {"headline": facade.headline()},
     }
 
 
-def device(view: DeviceView) -> dict[str, Any]:
+def waiting(view: QueueView, facade: Facade) -> dict[str, Any]:
+    """One model of the queue.  need = held + free + short, where something is short."""
+    return {
+        "model": view.model,
+        "device": view.device,
+        "need_mib": view.need_mib,
+        "held_mib": view.held_mib,
+        "free_mib": view.free_mib,
+        "short_mib": view.short_mib,
+        "victims": list(view.victims),
+        "eta_s": seconds(view.eta_s),
+        "reason": view.reason,
+        "waiting": view.waiting,
+        "stages": [{"name": one.name, "expected_s": seconds(one.expected_s), "fraction": seconds(one.fraction)} for one in view.stages],
+        "requests": [
+            {
+                "id": one.request,
+                "age_s": seconds(one.age_s),
+                "key": facade.client_of(one.request),
+                "class": "batch" if one.is_batch else "interactive",
+            }
+            for one in view.waiters
+        ],
+    }
+
+
+def device(view: DeviceView, facade: Facade) -> dict[str, Any]:
     return {
         "id": view.id,
         "kind": view.kind,
@@ -48,10 +85,11 @@ def device(view: DeviceView) -> dict[str, Any]:
         "holder": view.holder,
         "lane": view.lane,
         "available_mib": view.available_mib,
+        "outside_by": list(facade.outside_by(view.holder)) if view.outside_mib and view.holder else [],
     }
 
 
-def model(view: ModelView, facade: Facade) -> dict[str, Any]:
+def model(view: ModelView, facade: Facade, rates: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     static = facade.static(view.id)
     shown = {key: static[key] for key in STATIC_IN_STATUS if key in static}
     return {
@@ -78,8 +116,29 @@ def model(view: ModelView, facade: Facade) -> dict[str, Any]:
         "sleep": sleep(view),
         "last_error": view.last_error,
         "blocked": view.blocked,
+        "parallel": view.parallel,
+        "estimates": {"wake_s": seconds(view.wake_s), "cold_s": seconds(view.up_s), "n": view.measured},
+        "footprint_mib": view.need_mib,
+        "retry_in_s": seconds(view.backoff_s) if view.backoff_s else None,
+        "next": {"state": view.next_state, "in_s": seconds(view.next_s)} if view.next_state else None,
+        "quantum": {"served_s": seconds(view.served_s), "owed_s": seconds(view.owed_s)} if view.owed_s is not None else None,
+        "gated_for": view.gated_for or None,
+        "note": view.note,
+        "rate": rates.get(view.id),
+        "progress": progress(view.instances[0], facade) if view.instances else None,
         **shown,
     }
+
+
+def progress(view: InstanceView, facade: Facade) -> dict[str, Any] | None:
+    """Of a transition under way; the fraction is of the time that it usually takes."""
+    if view.state in (State.STARTING, State.WAKING):
+        phase = "waking" if view.state is State.WAKING else facade.extra(view.model).phase or "starting"
+        whole = view.since_s + (view.expected_s or 0.0)
+        return {"phase": phase, "fraction": seconds(min(0.99, view.since_s / whole)) if whole > 0 else None}
+    if view.state is State.DRAINING:
+        return {"phase": "draining", "fraction": None}
+    return {"phase": LEAVING[view.state], "fraction": None} if view.state in LEAVING else None
 
 
 def sleep(view: ModelView) -> dict[str, Any]:
@@ -117,6 +176,7 @@ def instance(view: InstanceView, facade: Facade) -> dict[str, Any]:
         "idle_s": seconds(view.idle_s),
         "level": view.level,
         "expected_s": seconds(view.expected_s),
+        "progress": progress(view, facade),
     }
 
 
@@ -130,19 +190,27 @@ def one_model(view: View, id: str, facade: Facade) -> dict[str, Any] | None:
     """GET /api/models/{id}: the status entry and everything static; None when a reload has just taken it away."""
     for one in view.models:
         if one.id == id:
-            return {**facade.static(id), **model(one, facade)}
+            return {**facade.static(id), **model(one, facade, facade.rates())}
     return None
 
 
-def why(id: str, view: ModelView | None, story: Sequence[tuple[float, str]]) -> dict[str, Any]:
-    """None: a reload has just taken it away."""
+def why(id: str, view: ModelView | None, facade: Facade) -> dict[str, Any]:
+    """The story, and last what is true now.  None: a reload has just taken it away."""
+    text, refs = facade.present(id)
+    now = {"at": seconds(facade.now()), "text": text, "cause": "now", "refs": list(refs), "now": True}
+    story = [*facade.story(id), *([now] if text else [])]
     return {
         "model": id,
         "state": view.state.value if view is not None else State.STOPPED.value,
         "level": next((one.level for one in view.instances), 0) if view is not None else 0,
         "sleep_off": view.sleep_off if view is not None and view.sleep_costs else "",
-        "story": [{"at": round(at, 3), "text": text} for at, text in story],
+        "story": story,
     }
+
+
+def me(key_name: str, scopes: str | None) -> dict[str, Any]:
+    """Who asks, as the data plane says; without keys everybody may do everything."""
+    return {"key_name": key_name, "scopes": list(SCOPES) if scopes is None else [one for one in SCOPES if one in scopes.split(",")]}
 
 
 def running(facade: Facade) -> dict[str, Any]:

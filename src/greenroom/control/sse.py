@@ -43,6 +43,7 @@ class StreamLimits:
     look_s: float = 1.0  # how often a silent stream looks whether its reader is still there
     stall_s_max: float = 10.0  # a reader that takes no byte this long is cut
     retry_ms: int = 2000  # how soon a browser comes back
+    changes_s: float = 0.25  # changes of the state are told at most so often
 
 
 class Backlog:

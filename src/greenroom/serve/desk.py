@@ -9,6 +9,7 @@ import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from greenroom import __version__
@@ -24,9 +25,13 @@ from greenroom.shell.heart import Shell
 
 from . import engine_metrics
 from .accounts import Accounts
+from .lookout import Lookout
 from .wiring import Plan
 
 EVENTS_KEPT = 512  # for a late or returning subscriber
+STORY_KEPT = 64  # sentences of each model
+# The phase under way, by the one that ended last; servers listen early or late.
+NEXT_PHASE = {"": "spawn", "spawn": "weights", "listen": "weights", "weights": "compile", "compile": "graphs", "graphs": "first answer"}
 SUBSCRIBER_EVENTS_MAX = 1024  # not yet read by one subscriber; more are dropped and counted
 WAIT_S_MAX = 3600.0
 
@@ -87,19 +92,29 @@ class Subscriber:
 class EventFeed:
     """Everything the core tells, numbered, for any number of readers."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], last: int = 0) -> None:
+        """`last`: numbers go on after it; one that grows from start to start lets a reader resume across a restart."""
         self._clock = clock
         self._recent: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
         self._readers: set[Subscriber] = set()
-        self._last = 0
+        self._stories: dict[str, deque[dict[str, Any]]] = {}
+        self._last = last
 
     def tell(self, tell: Tell) -> None:
         self._last += 1
         at = time.time() - max(0.0, self._clock() - tell.at)
         item = {"id": self._last, "at": at, "kind": tell.kind, "model": tell.model, "level": tell.level, "text": tell.text}
         self._recent.append(item)
+        story = self._stories.get(tell.model)
+        if story is None:
+            story = self._stories[tell.model] = deque(maxlen=STORY_KEPT)
+        story.append(item)
         for reader in self._readers:
             reader.put(item)
+
+    def story(self, model: str) -> Sequence[dict[str, Any]]:
+        """What was told of one model, oldest first."""
+        return list(self._stories.get(model, ()))
 
     def recent(self, limit: int) -> list[dict[str, Any]]:
         return list(self._recent)[-limit:] if limit > 0 else []
@@ -114,7 +129,7 @@ class EventFeed:
             self._readers.discard(reader)
 
 
-class Desk:
+class Desk(Lookout):
     """The Facade."""
 
     version = __version__
@@ -128,6 +143,7 @@ class Desk:
         own_log: LogRing,
         accounts: Accounts | None = None,
         ledger: Ledger | None = None,
+        ledger_path: Path | None = None,
     ) -> None:
         self.plan = plan  # replaced on reload
         self._accounts = accounts or Accounts()
@@ -138,6 +154,7 @@ class Desk:
         self._began_at = shell.clock()
         self._known_of: Plan | None = None
         self._known: dict[str, tuple[ModelConfig, Model]] = {}  # of that plan
+        self.look_out(ledger_path)
 
     def uptime_s(self) -> float:
         return self._shell.clock() - self._began_at
@@ -147,7 +164,11 @@ class Desk:
 
     def extra(self, model: str) -> InstanceExtra:
         running = self._crew.running.get(model)
-        return InstanceExtra(running.process.pid, running.port) if running is not None else InstanceExtra(None, None)
+        if running is None:
+            return InstanceExtra(None, None)
+        phases = running.phases.ended_s if running.phases is not None else {}
+        last = max(phases, key=lambda name: phases[name], default="")
+        return InstanceExtra(running.process.pid, running.port, NEXT_PHASE.get(last, "") if running.phases is not None else "")
 
     def static(self, model: str) -> dict[str, Any]:
         if self._known_of is not self.plan:
@@ -192,6 +213,19 @@ class Desk:
     def why(self, model: str) -> Sequence[tuple[float, str]]:
         offset = time.time() - self._shell.clock()
         return [(at + offset, text) for at, text in self._shell.scheduler.story(model)]
+
+    def story(self, model: str) -> Sequence[dict[str, Any]]:
+        told = [
+            {"at": round(one["at"], 3), "text": one["text"], "cause": one["kind"], "refs": self._named(model, one["text"])}
+            for one in self._feed.story(model)
+        ]
+        return told or [{"at": round(at, 3), "text": text, "cause": "", "refs": self._named(model, text)} for at, text in self.why(model)]
+
+    def _named(self, model: str, text: str) -> list[str]:
+        """The other models that a sentence names."""
+        ids = self.plan.catalog.models
+        words = (word.strip(",;:.()") for word in text.split())
+        return list(dict.fromkeys(word for word in words if word != model and word in ids))
 
     def log_tail(self, model: str, lines: int) -> Sequence[str]:
         ring = self._own_log if not model else self._crew.logs.get(model)

@@ -24,6 +24,7 @@ from greenroom.proxy.admission import Grant, Refusal, Waiter, Wish
 from greenroom.shell.crew import HostCrew, Running
 from greenroom.shell.heart import Shell
 
+CANCELLED = "cancelled"  # the code of a request that an operator ended
 BEAT_S = 0.25  # a sign of life is noted this often at most
 
 
@@ -48,7 +49,7 @@ NOBODY = Nobody()
 class Visit:
     """A request as the shell sees it (Party) and as the data plane holds it (Ticket)."""
 
-    __slots__ = ("_admitted", "_door", "_ended", "_last_beat", "_model", "_quiet", "_waiter", "_wish_at", "request")
+    __slots__ = ("_admitted", "_door", "_ended", "_last_beat", "_model", "_quiet", "_waiter", "_wish_at", "request", "wish")
 
     def __init__(self, door: Door, request: int, model: str, waiter: Waiter, at: float) -> None:
         self._door = door
@@ -56,6 +57,7 @@ class Visit:
         self._model = model
         self._waiter: Waiter = waiter
         self._wish_at = at
+        self.wish: Wish | None = None  # for those who look
         self._admitted = self._ended = self._quiet = False
         self._last_beat = 0.0
 
@@ -70,6 +72,33 @@ class Visit:
     @property
     def last_beat(self) -> float:
         return self._last_beat
+
+    @property
+    def asked_at(self) -> float:
+        return self._wish_at
+
+    @property
+    def is_admitted(self) -> bool:
+        return self._admitted
+
+    @property
+    def first_byte_s(self) -> float | None:
+        """From its admission, once one has come."""
+        found = getattr(self._waiter, "first_byte_s", None)
+        return found if isinstance(found, float) else None
+
+    def dismiss(self, message: str) -> bool:
+        """By an operator: its client is told so.  False: it has ended already."""
+        if self._ended:
+            return False
+        if self._admitted:
+            self._waiter.cut(CANCELLED, message)
+            return True
+        shell = self._door.shell
+        shell.forget(self.request)
+        self.refused(Refuse(self.request, 410, CANCELLED, message))
+        shell.post(RequestCancelled(shell.clock(), self.request))
+        return True
 
     # ---- called by the shell
 
@@ -153,6 +182,7 @@ class Door:
         now = shell.clock()
         request = waiter.request = shell.next_request()
         visit = Visit(self, request, wish.model, waiter, now)
+        visit.wish = wish
         if self.crew.lacking and (refusal := self._still_missing(wish.model)) is not None:
             visit.refused(refusal)
             return visit

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -148,14 +149,15 @@ class GreenroomServer:
             echo=self._echo(self.config),
         )
         self.shell = Shell(plan.setup, self.crew)
-        self.feed = EventFeed(self.shell.clock)
+        self.feed = EventFeed(self.shell.clock, int(time.time() * 1000))
         self.shell.tellers += [self.feed.tell, self._remember]
         self.door = Door(self.shell, self.crew)
         self.crew.lacking, self.door.mended = dict(plan.missing), self._mended
         self.crew.masked = self.config.api_keys
         self.accounts = Accounts()
         self.books = Books(self.shell, self.ledger, self.accounts)
-        self.desk = Desk(self.shell, self.crew, plan, self.feed, self._own_log, self.accounts, self.ledger)
+        self.desk = Desk(self.shell, self.crew, plan, self.feed, self._own_log, self.accounts, self.ledger, self.home / "journal.sqlite")
+        self.shell.tellers.append(self.desk.told)
         self.plan = plan
         async with self._control() as socket_path:
             plane = self._plane(plan, socket_path)

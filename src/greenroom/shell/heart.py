@@ -139,6 +139,11 @@ class Shell:
         """Like any event, but the party goes on waiting."""
         self.post(RequestLost(self.clock(), request, why))
 
+    @property
+    def latest_at(self) -> float:
+        """The moment of the latest event handled."""
+        return self._latest_at
+
     def forget(self, request: int) -> None:
         self.parties.pop(request, None)
 
