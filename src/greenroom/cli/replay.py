@@ -95,7 +95,7 @@ def plain(found: Exactly) -> dict[str, Any]:
 
 def verdict(found: Exactly) -> list[str]:
     seen = f"{text.count(found.events, 'event')} of {text.count(found.runs, 'run')}"
-    did = f"{text.count(found.admissions, 'admission')}, {text.count(found.swaps, 'start or wake')}"
+    did = f"{text.count(found.admissions, 'admission')}, {text.count(found.swaps, 'swap')} (starts and wakes)"
     unread = [f"{count} of kind {text.safe(kind)} could not be read." for kind, count in found.skipped.items()]
     if (other := found.difference) is None:
         return [f"The same to the last action: {seen}, {did}.", *unread]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from greenroom.core.facts import Model, Policy, Setup
@@ -17,6 +17,7 @@ from .thrash import needs_of
 DAY_S = 86400.0
 GIB = 1024.0
 ENOUGH = 10  # gaps; fewer say nothing yet
+GOOD = 1.02  # what costs so little more than the best is as good
 LIKELY_S = (30.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 14400.0)
 SHORT_S, LONG_S = 1.0, 7 * DAY_S  # shown: gaps below count with the first bin, above with the last
 
@@ -173,10 +174,15 @@ def _advice(model: Model, use: Use, policy: Policy) -> TtlAdvice:
     enough = gaps.seen >= ENOUGH
     suggested_s = round_up(gaps.best_stay_s(worth_s)) if enough else worth_s
     now = fixed_ttl(use, model.ttl_s, remark="now") if not model.ttl_auto else None
+    if now is not None and now.ttl_s and now.cost_s(worth_s) <= GOOD * fixed_ttl(use, suggested_s).cost_s(worth_s):
+        suggested_s = now.ttl_s  # nothing to gain
     auto = auto_ttl(use, policy)
     best = fixed_ttl(use, suggested_s, remark="suggested" if enough else "as long as one start is worth")
     others = [fixed_ttl(use, ttl_s) for ttl_s in LIKELY_S if ttl_s not in (model.ttl_s, suggested_s)]
-    table = [*([now] if now is not None else []), best, *others, auto]
+    mine = [now] if now is not None and now.ttl_s != suggested_s else []
+    if now is not None and not mine:
+        best = replace(best, remark=f"now, {best.remark}")
+    table = [*mine, best, *others, auto]
     return TtlAdvice(
         model.id,
         gaps.seen,
@@ -202,6 +208,8 @@ def _why(model: Model, use: Use, gaps: Gaps, suggested_s: float, now: Choice | N
     best = fixed_ttl(use, suggested_s)
     if now is None:
         return what
+    if now.ttl_s == suggested_s:
+        return f"{what}; leave it"
     if now.cold_starts == best.cold_starts and best.gib_hours_day < 0.98 * now.gib_hours_day:
         return f"{what}; {words(model.ttl_s)} keeps memory through gaps that end in a cold start anyway"
     if best.cold_starts < now.cold_starts:
