@@ -50,9 +50,8 @@ def page(said: dict[str, Any]) -> list[str]:
 
 def nobody(said: dict[str, Any]) -> list[str]:
     shares = ", ".join(f"{share:.0%} of {text.safe(device)}" for device, share in said["swap_share"].items())
-    lines = [
-        f"Nobody thrashes: {text.count(said['seen']['starts'], 'start')} and {text.count(said['seen']['wakes'], 'wake')} took {shares or 'no time'}."
-    ]
+    moves = f"{text.count(said['seen']['starts'], 'start')} and {text.count(said['seen']['wakes'], 'wake')}"
+    lines = [f"Nobody thrashes: {moves} took {shares or 'no time'}."]
     worst = next((one for one in said["after"] if one["mean_s"] > 2 * one["others_mean_s"] + 1), None)
     if worst is not None:
         lines.append(

@@ -154,8 +154,14 @@ def clairvoyant(use: Use, worth_s: float) -> Choice:
 
 def best_ttl(use: Use, worth_s: float) -> Choice:
     """The one TTL that costs least over all gaps, known beforehand."""
-    candidates = [0.0, *sorted(set(use.gaps_s))]
-    return min((fixed_ttl(use, ttl_s) for ttl_s in candidates), key=lambda choice: choice.cost_s(worth_s))
+    gaps = sorted(use.gaps_s)
+    best_s, least, kept = 0.0, len(gaps) * worth_s, 0.0
+    for number, gap in enumerate(gaps, start=1):
+        kept += gap
+        cost = kept + (len(gaps) - number) * (gap + worth_s)
+        if cost < least:
+            best_s, least = gap, cost
+    return fixed_ttl(use, best_s)
 
 
 def ttl_advice(
