@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from urllib.parse import unquote_to_bytes
 
 import pytest
 from hypothesis import given
@@ -142,6 +143,7 @@ def test_no_name_breaks_out_of_its_header(name: str) -> None:
 
     assert value.isascii()
     assert value.decode().isprintable()
+    assert unquote_to_bytes(value) == name.encode("utf-8", "surrogatepass")
 
 
 def test_running_requests_of_a_key_are_known_after_a_reload() -> None:

@@ -5,7 +5,7 @@ that neither the comparison's time nor these objects tell a key.  What is shown 
 
 The control plane is told who asks by two headers, on every request that came with a key:
 
-* `X-Greenroom-Key-Name`: the key's name, percent-encoded where it is not printable ASCII; absent when no keys are set.
+* `X-Greenroom-Key-Name`: the key's name, percent-encoded (to be read with `unquote`); absent when no keys are set.
 * `X-Greenroom-Scopes`: its scopes, such as `inference,view`; without keys all of them.
 
 Both are absent from what needs no key (files of /ui/).  Clients cannot send them: they are dropped from what comes in
@@ -23,11 +23,12 @@ from collections.abc import Iterable, Sequence
 from enum import IntFlag
 from fnmatch import fnmatchcase
 from typing import Final
+from urllib.parse import quote_from_bytes
 
 from greenroom.config.model import SCOPES, KeyConfig, is_pattern
 
 from .admission import Catalog
-from .heads import Headers, safe_value
+from .heads import Headers
 
 CREDENTIAL_BYTES_MAX = 4096
 CREDENTIALS_MAX = 4  # looked at in one request
@@ -60,6 +61,10 @@ def words_of(scopes: int) -> tuple[str, ...]:
     return tuple(word for word, scope in _WORDS.items() if scopes & scope)
 
 
+def _quoted(name: str) -> bytes:
+    return quote_from_bytes(name.encode("utf-8", "surrogatepass"), safe="/:+@ ").encode("ascii")
+
+
 class Load:
     """How many requests of one key are in flight or waiting; outlives a reload."""
 
@@ -81,7 +86,7 @@ class Holder:
         self.limit = limit
         self.load = Load()
         words = ",".join(words_of(scopes)).encode()
-        self.told: Headers = [(NAME_HEADER, safe_value(name))] * bool(name) + [(SCOPES_HEADER, words)] * bool(words)
+        self.told: Headers = [(NAME_HEADER, _quoted(name))] * bool(name) + [(SCOPES_HEADER, words)] * bool(words)
         self._catalog: Catalog | None = None
         self._allowed: frozenset[str] = frozenset()
 
