@@ -16,13 +16,26 @@ import msgspec
 
 from . import bodies, errors, listing
 from .admission import Grant, ModelRoute, Refusal, Ticket, Wish
-from .heads import BODY_METHODS, CONTINUE, DROPPED, LAST_CHUNK, Headers, is_event_stream, is_json, request_head, response_head, safe_value
+from .heads import (
+    BODY_METHODS,
+    CONTINUE,
+    DROPPED,
+    EVENTS,
+    KINDS,
+    LAST_CHUNK,
+    Headers,
+    body_kind,
+    is_event_stream,
+    request_head,
+    response_head,
+    safe_value,
+)
 from .keys import ANYONE, NOBODY, STRIPPED, Holder, Load, is_script
 from .limits import KIB, MIB
 from .record import Record, path_text, start_lines
 from .request_body import RequestBody
 from .targets import Kind, Route
-from .tokens import SHORT_BYTES, UNKNOWN, Counts, Edges, count
+from .tokens import SHORT_BYTES, Edges, count
 from .tunnel import Tunnel
 from .upstream import CHUNKED, LENGTH, NONE, UNTIL_CLOSE, Key, Upstream
 
@@ -133,7 +146,7 @@ class Exchange(RequestBody):
         self.pending: bytes | None = None  # the answer's head, not yet written
         self.collected: bytearray | None = None  # an answer that is not relayed as it comes
         self.collected_max = 0
-        self.looked_at = False  # its body: an event stream, or one that tells its tokens
+        self.looked_at = 0  # its body: an event stream, or JSON, which may tell its tokens
         self.ends: Edges | bytes | None = None  # what is kept of it; bytes: all
         self.counted = False
         self.told_tokens: int | None = None  # in the answer's head
@@ -407,7 +420,8 @@ class Exchange(RequestBody):
             self.first_byte_s = self.client.loop.time() - self.admitted_at
             if 200 <= upstream.status < 300 and not upstream.encoded:
                 self.counted = True
-                self.told_tokens = upstream.told_tokens
+                if upstream.told_tokens is not None:
+                    self.told_tokens = upstream.told_tokens
         self.heard = True
         if upstream.sent:
             self.forget_body()
@@ -422,11 +436,13 @@ class Exchange(RequestBody):
         if self.plan is not None:
             self._collect(self.client.server.limits.translate_mib_max * MIB)
             return
-        self.is_event_stream = is_event_stream(upstream.content_type)
-        if self.is_event_stream or (self.counted and is_json(upstream.content_type)):
-            self.looked_at = True
+        kind = KINDS.get(upstream.content_type)
+        if kind is None:
+            kind = body_kind(upstream.content_type)
+        self.looked_at = kind
         lines = upstream.lines
-        if self.is_event_stream:
+        if kind == EVENTS:
+            self.is_event_stream = True
             if not upstream.accel:
                 lines.append(b"X-Accel-Buffering: no\r\n")
             if not upstream.cache_control:
@@ -506,14 +522,15 @@ class Exchange(RequestBody):
             if out:
                 client.transport.write(b"".join(out) if len(out) > 1 else out[0])
         self.bytes_out += size
-        if pieces and self.looked_at:
+        if self.looked_at and pieces:
             ends = self.ends
-            if isinstance(ends, Edges):
-                ends.add(pieces)
-            elif done and len(pieces) == 1 and size <= SHORT_BYTES:
-                self.ends = pieces[0]  # as most answers come: nothing is copied
-            else:
-                ends = self.ends = Edges()
+            if ends is None:
+                if done and size <= SHORT_BYTES and len(pieces) == 1:
+                    self.ends = pieces[0]  # as most answers come: nothing is copied
+                else:
+                    ends = self.ends = Edges()
+                    ends.add(pieces)
+            elif isinstance(ends, Edges):
                 ends.add(pieces)
         if client.write_paused and not done and self.upstream is not None:
             self.upstream.hold()
@@ -610,7 +627,7 @@ class Exchange(RequestBody):
         head = b""
         if not self.early:
             self.early = self.is_event_stream = True
-            self.looked_at = True
+            self.looked_at = EVENTS
             self.ends = Edges()
             self.framing = CHUNKED
             self.keep = self.keep and not self.client.server.draining
@@ -725,24 +742,19 @@ class Exchange(RequestBody):
             ticket.finish(outcome or _OK, self.status, self.bytes_out, self.first_byte_s)
         elif was is _WAITING:
             ticket.cancel()
-        server.report(self, "refused" if outcome is None else outcome.value)
+        server.report(self, "ok" if outcome is _OK else "refused" if outcome is None else outcome.value)
         client.finished(self)
-
-    def _tokens(self, outcome: str) -> Counts:
-        """As the engine counted them."""
-        if not self.counted:
-            return UNKNOWN
-        counts = UNKNOWN
-        if self.ends is not None:
-            counts = count(self.ends, is_stream=self.is_event_stream, is_whole=outcome == "ok")
-        return (self.told_tokens, counts[1]) if counts[0] is None else counts
 
     def record(self, outcome: str, now: float) -> Record:
         grant, route = self.grant, self.route
-        tokens_in, tokens_out = self._tokens(outcome)
+        tokens_in = tokens_out = None
+        if self.ends is not None and self.counted:
+            tokens_in, tokens_out = count(self.ends, self.is_event_stream, outcome == "ok")
+        if tokens_in is None:
+            tokens_in = self.told_tokens
         return Record(
             self.model.id if self.model is not None else "",
-            route.kind.value if route is not None else "",
+            route.kind if route is not None else "",
             self.method.decode("ascii"),
             path_text(route.path) if route is not None else "",
             self.holder.name or self.client.peer,
@@ -754,9 +766,9 @@ class Exchange(RequestBody):
             grant.waited_ms if grant is not None else 0,
             self.first_byte_s,
             now - self.begun_at,
-            tokens_in=tokens_in,
-            tokens_out=tokens_out,
-            request=self.request,
+            tokens_in,
+            tokens_out,
+            self.request,
         )
 
 

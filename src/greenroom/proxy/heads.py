@@ -169,5 +169,14 @@ def is_event_stream(content_type: bytes) -> bool:
     return content_type[:17].lower() == b"text/event-stream"
 
 
-def is_json(content_type: bytes) -> bool:
-    return content_type[:16].lower() == b"application/json"
+OTHER, JSON, EVENTS = range(3)  # what a body is
+
+KINDS: dict[bytes, int] = {}
+"""What `body_kind` found, for those who cannot afford the call."""
+
+
+def body_kind(content_type: bytes) -> int:
+    kind = EVENTS if is_event_stream(content_type) else JSON if content_type[:16].lower() == b"application/json" else OTHER
+    if len(KINDS) < NAMES_CACHED_MAX and len(content_type) <= 64:
+        KINDS[content_type] = kind
+    return kind

@@ -82,16 +82,21 @@ _decode: Final = msgspec.json.Decoder(_Usage).decode
 _KEY: Final = b'"usage"'
 
 
-def count(ends: Edges | bytes, *, is_stream: bool, is_whole: bool) -> Counts:
+def count(ends: Edges | bytes, is_stream: bool, is_whole: bool) -> Counts:
     """The counts in a plain JSON answer or event stream, or in its two ends.  `is_whole`: it ended as its engine meant it to.
 
     A stream tells what it produced at its end only: of one that broke off at most the tokens in are known.
     """
-    tail = ends if isinstance(ends, bytes) else ends.tail
+    tail = ends.tail if isinstance(ends, Edges) else ends
     at = tail.rfind(_KEY)
-    tokens_in, tokens_out = _read(tail, at + 7) if at >= 0 else UNKNOWN
-    if tokens_in is None:  # not as most engines tell it
-        tokens_in, tokens_out = _search(tail, b"" if isinstance(ends, bytes) else ends.head, is_stream)
+    if at >= 0 and is_whole and (found := _FLAT(tail, at + 7)) is not None:  # as most engines tell it
+        try:
+            usage = _decode(found[1])
+            if usage.prompt_tokens is not None:
+                return usage.prompt_tokens, usage.completion_tokens
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass  # looked for elsewhere
+    tokens_in, tokens_out = _search(tail, ends.head if isinstance(ends, Edges) else b"", is_stream)
     return (tokens_in, None) if is_stream and not is_whole else (tokens_in, tokens_out)
 
 
