@@ -24,7 +24,8 @@ from greenroom.proxy.admission import Grant, Refusal, Waiter, Wish
 from greenroom.shell.crew import HostCrew, Running
 from greenroom.shell.heart import Shell
 
-CANCELLED = "cancelled"  # the code of a request that an operator ended
+CANCELLED = "cancelled"  # the code of a request that an operator ended ...
+CANCELLED_STATUS = 410  # ... and its status: no client library asks again by itself
 BEAT_S = 0.25  # a sign of life is noted this often at most
 
 
@@ -96,7 +97,7 @@ class Visit:
             return True
         shell = self._door.shell
         shell.forget(self.request)
-        self.refused(Refuse(self.request, 410, CANCELLED, message))
+        self.refused(Refuse(self.request, CANCELLED_STATUS, CANCELLED, message))
         shell.post(RequestCancelled(shell.clock(), self.request))
         return True
 

@@ -25,7 +25,7 @@ from greenroom.shell.heart import Shell
 
 from .accounts import Accounts
 from .advisor import Advisor
-from .door import Visit
+from .door import CANCELLED, CANCELLED_STATUS, Visit
 from .ribbon import Ribbon, day_of
 from .wiring import Plan
 
@@ -103,7 +103,7 @@ class Lookout:
         """`pid 4711 (300 MiB)`, as the core knows it, with the name of that process."""
         words = holder.split()
         if len(words) < 2 or words[0] != "pid" or not words[1].isdigit():
-            return [{"pid": None, "name": holder}] if holder else []
+            return []
         return [{"pid": int(words[1]), "name": process_name(int(words[1])), "text": holder}]
 
     def rates(self) -> dict[str, dict[str, Any]]:
@@ -206,7 +206,7 @@ class Lookout:
             generation_s=generation,
             outcome="running" if times is not None else "waiting",
             path=wish.path if wish is not None else "",
-            start="" if times is None else ("hot" if turn is None or load < 0.001 else "load"),
+            start="" if times is None else ("hot" if turn is None or load < 0.001 else turn.kind),
         )
 
     def _just_ended(self, outcome: str | None) -> list[Row]:
@@ -240,10 +240,11 @@ class Lookout:
             first_token_s=first,
             generation_s=max(0.0, record.took_s - waited_s - first) if first is not None else None,
             tokens=(record.tokens_in, record.tokens_out),
-            outcome=record.outcome,
+            outcome=outcome_of(record.outcome, record.status),
             path=record.path,
             start=record.start,
             status=record.status,
+            code=code_of(record.outcome, record.status, ""),
         )
 
     async def _this_run(self) -> int | None:
@@ -374,14 +375,23 @@ def ended_row(found: RequestRow, id: int, run: int | None) -> Row:
         wait=(found.queue_s, found.gate_s, found.load_s + found.wake_s),
         first_token_s=first,
         generation_s=max(0.0, rest) if first is not None else None,
-        outcome="cut" if found.outcome == "client_gone" and found.status == 410 else found.outcome,
+        outcome=outcome_of(found.outcome, found.status),
         path=found.path,
         start=found.start,
         tokens=(found.tokens_in, found.tokens_out),
         before=found.before,
         status=found.status,
-        code=found.code,
+        code=code_of(found.outcome, found.status, found.code),
     )
+
+
+def outcome_of(outcome: str, status: int) -> str:
+    """One that an operator cancelled while it waited has left for the core, and was refused for the data plane."""
+    return "cut" if status == CANCELLED_STATUS and outcome in ("client_gone", "refused") else outcome
+
+
+def code_of(outcome: str, status: int, code: str) -> str:
+    return CANCELLED if status == CANCELLED_STATUS and outcome in ("client_gone", "refused", "cut") else code
 
 
 def rounded(value: float | None) -> float | None:

@@ -66,6 +66,7 @@ class Turn:
     gate_at: float
     rise_at: float
     ready_at: float | None = None
+    kind: str = "cold"  # cold | wake
 
     def split(self, since: float, until: float) -> tuple[float, float, float]:
         """(queue, gate, load) seconds of a wait."""
@@ -118,7 +119,7 @@ class Ribbon:
         left_at = self._left_at.pop(tell.model, tell.at)
         if turn is None:
             return
-        self.turns[tell.model] = Turn(turn.began_at, tell.at)
+        self.turns[tell.model] = Turn(turn.began_at, tell.at, kind="wake" if tell.kind == "waking" else "cold")
         if turn.first_at is not None:
             self._waiting[tell.model] = Wait(tell.model, turn.first_at + offset, max(left_at, turn.first_at) + offset)
         if turn.victims:
@@ -126,14 +127,12 @@ class Ribbon:
 
     def look(self) -> None:
         """Take down what is true now."""
-        now, seen = time.time(), set()
-        for place in self._scheduler().places():
-            for device, mib in place.held_mib.items():
-                key = (place.model, device)
-                seen.add(key)
-                self._note(key, place, mib, now)
-        for key in [key for key in self._open if key not in seen]:
+        now = time.time()
+        held = {(place.model, device): (place, mib) for place in self._scheduler().places() for device, mib in place.held_mib.items()}
+        for key in [key for key in self._open if key not in held]:  # they first: their room is free for the others
             self._end(key, now)
+        for key, (place, mib) in held.items():
+            self._note(key, place, mib, now)
 
     def _note(self, key: tuple[str, str], place: PlaceView, mib: int, now: float) -> None:
         span = self._open.get(key)
