@@ -78,7 +78,7 @@ async def test_sleep_asks_first_and_says_what_it_costs(visit: Open) -> None:
         await page.get_by_role("button", name="Sleep agent-32b").click()
         dialog = page.get_by_role("dialog")
         assert "4 requests are running; new ones will wait." in await dialog.inner_text()
-        assert "wakes it again in ≈\u00a04.9\u00a0s" in await dialog.inner_text()
+        assert "wakes it again in about 4.9\u00a0s" in await dialog.inner_text()
         assert await page.evaluate("document.activeElement.textContent") == "Keep as is"
         await page.keyboard.press("Escape")
         assert await page.evaluate("document.activeElement.getAttribute('aria-label')") == "Sleep agent-32b"
@@ -92,7 +92,7 @@ async def test_sleep_asks_first_and_says_what_it_costs(visit: Open) -> None:
 
 async def test_a_waiting_request_is_cancelled_once(visit: Open) -> None:
     async with Stand(scenes.turns) as stand, visit(stand.url, "requests") as page:
-        await page.get_by_role("button", name="Cancel r-9f24 for coder-14b").click()
+        await page.get_by_role("button", name="Cancel request r-9f24 for coder-14b").click()
         await page.get_by_role("dialog").get_by_role("button", name="Cancel the request").dblclick()
         await once(stand, "/api/requests/r-9f24", "DELETE")
         await page.locator("tr", has_text="cancelled").wait_for()

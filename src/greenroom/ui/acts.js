@@ -5,7 +5,7 @@ import {call, path, Refusal} from './api.js';
 import {announce} from './announce.js';
 import {ask} from './ask.js';
 import {h} from './paint.js';
-import {gib, many, sec, about} from './words.js';
+import {gib, many, sec} from './words.js';
 import {lockedBecause, put, store} from './store.js';
 import {refresh} from './live.js';
 
@@ -104,7 +104,7 @@ function leaving(id, verb) {
     return [
       m.inFlight ? `${many(m.inFlight, 'request')} ${m.inFlight === 1 ? 'is' : 'are'} running; new ones will wait.` : 'Nothing is running on it.',
       m.queued ? `${many(m.queued, 'request')} wait for it and will bring it back.` : '',
-      back == null ? '' : `The next request ${verb === 'sleep' ? 'wakes' : 'starts'} it again in ${about(back)}.`,
+      back == null ? '' : `The next request ${verb === 'sleep' ? 'wakes' : 'starts'} it again in about ${sec(back)}.`,
     ];
   };
   const choices = () => {
@@ -147,7 +147,7 @@ export function cancelButton(request) {
   const locked = lockedBecause();
   const sent = cancelling.has(request.id);
   return h('button', {
-    type: 'button', class: 'quiet', 'aria-label': `Cancel ${request.id} for ${request.model}`, disabled: !!locked || sent, title: locked || null,
+    type: 'button', class: 'quiet', 'aria-label': `Cancel request ${request.id} for ${request.model}`, disabled: !!locked || sent, title: locked || null,
     onclick: () => askCancel(request),
   }, sent ? 'Sent…' : 'Cancel');
 }
@@ -155,7 +155,7 @@ export function cancelButton(request) {
 function askCancel(request) {
   const age = request.age_s == null ? '' : ` for ${sec(request.age_s)}`;
   ask({
-    title: `Cancel ${request.id}?`,
+    title: `Cancel request ${request.id}?`,
     body: () => [`${request.model}${request.key ? `, key ${request.key}` : ''}: ${request.outcome || 'waiting'}${age}.`,
       'Its client gets an error at once, never a short answer that looks complete. The others keep their place.'],
     choices: () => [['Cancel the request', 'risk', () => cancel(request)]],
@@ -168,10 +168,10 @@ async function cancel(request) {
   put();
   try {
     await call(`api/requests/${encodeURIComponent(request.id)}`, {method: 'DELETE'});
-    announce(`Cancelled ${request.id}`);
+    announce(`Cancelled request ${request.id}`);
   } catch (error) {
     cancelling.delete(request.id);
-    const text = error.status === 404 ? `${request.id} has ended already.` : error.message;
+    const text = error.status === 404 ? 'It has ended already.' : error.message;
     announce(text);
     ask({title: 'Not cancelled', body: () => [text], choices: () => []});
   }

@@ -75,11 +75,11 @@ function doing(m, instance, copy) {
   if (copy && state !== 'asleep') return 'copy kept for its sleep';
   if (state === 'ready') {
     const rate = rateOf(m);
-    return [instance.in_flight ? `${instance.in_flight} running` : `idle ${sec(instance.idle_s)}`, m.queued ? ` · ${m.queued} waiting` : '', rate ? ` · ${rate}` : ''];
+    return [instance.in_flight ? `${instance.in_flight} running` : m.idle_s == null ? 'ready' : m.idle_s < 1 ? 'idle' : `idle ${sec(m.idle_s)}`, m.queued ? ` · ${m.queued} waiting` : '', rate ? ` · ${rate}` : ''];
   }
   if (state === 'draining') return `draining · ${instance.in_flight} left`;
-  if (m.progress || instance.expected_s == null) return `${WORD[state]}${m.note ? ` · ${m.note}` : ''}`;
-  return instance.expected_s > 0 ? `${WORD[state]} · ≈ ${sec(Math.max(1, Math.round(instance.expected_s)))}` : `${WORD[state]} · longer than usual`;
+  if (m.progress || m.expected_s == null) return `${WORD[state]}${m.note ? ` · ${m.note}` : ''}`;
+  return m.expected_s > 0 ? `${WORD[state]} · ≈ ${sec(Math.max(1, Math.round(m.expected_s)))}` : `${WORD[state]} · longer than usual`;
 }
 
 function scale(d, whole) {

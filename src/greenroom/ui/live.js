@@ -1,12 +1,13 @@
-/* The connection: one stream of events, and after each the state as it is now. Nothing here touches a model.
+/* The connection: one stream of events and of what they changed; a server that streams no state is asked for it instead.
+   Nothing here touches a model.
 
    A stream that breaks is opened again after 1, 2, 4 ... 15 s (at once when the tab is looked at again); a restarted
    server is noticed by its boot id, or by event numbers that begin again, and then everything is read anew. */
 
 import {call, events, json, jsonOrNull, path, Refusal} from './api.js';
-import {look} from './look.js';
-import {serverNow, setClock, put, store, ui} from './store.js';
 import {announce} from './announce.js';
+import {changed, isBusy, readState} from './state.js';
+import {put, serverNow, setClock, store, ui} from './store.js';
 
 const WAITS_S = [1, 2, 4, 8, 15];
 const EVENTS_KEPT = 200;
@@ -15,11 +16,12 @@ const BUSY_MS = 1000; // how often the state is read while something moves ...
 const QUIET_MS = 5000; // ... and while nothing does
 const GAP_MS = 250; // between two reads, however many events come
 const HIDDEN_S = 60;
+const STORY_MS = 2000;
 
 let stream = null; // AbortController of the open stream
 let failures = 0;
 let lastId = null;
-let boot = null;
+let isTold = false; // the stream tells the state as well
 let retryTimer = 0;
 let pollTimer = 0;
 let readAt = 0;
@@ -65,12 +67,13 @@ function stop() {
 async function connect() {
   stop();
   const mine = stream = new AbortController();
+  isTold = false;
   try {
     if (store.me === null) put({me: await jsonOrNull('api/me', {signal: mine.signal})});
     const response = await call('api/events', {
       signal: mine.signal, headers: {Accept: 'text/event-stream', ...(lastId ? {'Last-Event-ID': lastId} : {})},
     });
-    await readState(mine.signal);
+    await renew(mine.signal);
     await readPast(mine.signal);
     failures = 0;
     const wasLost = store.link === 'lost' || store.link === 'error';
@@ -125,6 +128,11 @@ function take(event) {
   }
   if (event.id) lastId = event.id;
   if (message.now) setClock(message.now);
+  if (message.kind === 'snapshot' || message.kind === 'status') {
+    isTold = true;
+    noticeRestart(changed(message));
+    return;
+  }
   if (message.id != null && store.events.some(one => one.id === message.id)) return;
   if (message.text && message.kind !== 'dropped') store.events = [message, ...store.events].slice(0, EVENTS_KEPT);
   if (['ready', 'asleep', 'failed'].includes(message.kind)) announce(`${message.model}: ${message.text}`);
@@ -133,27 +141,25 @@ function take(event) {
   soonTimeline();
 }
 
-// ---- the state
+// ---- the state, where the stream does not tell it
 
 /** Reads the state again, at once or as soon as the gap allows. */
 export function refresh() {
   isDirty = true;
-  if (reading) return;
+  if (reading || isTold) return;
   clearTimeout(pollTimer);
   pollTimer = setTimeout(poll, Math.max(0, readAt + GAP_MS - performance.now()));
 }
 
 function schedule() {
   clearTimeout(pollTimer);
-  if (store.link !== 'live') return;
-  const busy = store.picture?.models.some(one => one.queued || one.inFlight || one.leaving || one.state === 'starting' || one.state === 'waking');
-  pollTimer = setTimeout(poll, busy ? BUSY_MS : QUIET_MS);
+  if (store.link === 'live' && !isTold) pollTimer = setTimeout(poll, isBusy() ? BUSY_MS : QUIET_MS);
 }
 
 async function poll() {
-  if (!stream) return;
+  if (!stream || isTold) return;
   isDirty = false;
-  reading = readState(stream.signal).catch(error => {
+  reading = renew(stream.signal).catch(error => {
     if (error instanceof Refusal && stream) {
       stop();
       lost(error);
@@ -165,30 +171,28 @@ async function poll() {
   else schedule();
 }
 
-async function readState(signal) {
-  const response = await call('api/status', {signal});
+async function renew(signal) {
   readAt = performance.now();
-  const status = await response.json();
-  const date = Date.parse(response.headers.get('Date') || '');
-  if (status.now) setClock(status.now);
-  else if (date) setClock(date / 1000, true);
-  const isNewBoot = status.boot_id ? boot !== null && boot !== status.boot_id : status.uptime_s < (store.picture?.uptime_s ?? 0) - 1;
-  if (status.boot_id) boot = status.boot_id;
-  if (isNewBoot) {
-    lastId = null;
-    put({stories: {}, me: await jsonOrNull('api/me', {signal})});
-    soonTimeline();
-  }
-  const picture = look(status, store.picture);
-  picture.seen = readAt;
-  if (!ui.held) put({picture});
+  noticeRestart(await readState(signal));
+}
+
+/** Another server answers now: what was known of the old one is read anew. */
+function noticeRestart(isAnother) {
+  if (!isAnother) return;
+  lastId = null;
+  put({stories: {}});
+  jsonOrNull('api/me').then(me => put({me}), () => {});
+  soonTimeline();
 }
 
 // ---- what is read on its own
 
-/** Reads a model's story unless that has been done; events about it then keep it fresh. */
-export function ensureStory(id) {
-  if (!store.stories[id]) queueMicrotask(() => store.stories[id] || readStory(id));
+/** Reads a model's story unless that has been done; events about it keep it fresh, and while it moves, time does. */
+export function ensureStory(id, isMoving = false) {
+  const known = store.stories[id];
+  if (!known || (isMoving && !known.isReading && store.link === 'live' && performance.now() - known.at > STORY_MS)) queueMicrotask(() => {
+    if (store.stories[id] === known) readStory(id);
+  });
 }
 
 export async function readStory(id) {
@@ -197,7 +201,7 @@ export async function readStory(id) {
     known.again = true;
     return;
   }
-  const mine = store.stories[id] = {story: known?.story ?? null, isReading: true};
+  const mine = store.stories[id] = {story: known?.story ?? null, off: known?.off, at: performance.now(), isReading: true};
   try {
     const said = await jsonOrNull(path(id, '/why'));
     Object.assign(mine, {story: Array.isArray(said) ? said : said?.story ?? [], off: said?.sleep_off || ''});

@@ -1,17 +1,17 @@
 /* What /api/status says, as the views want it. Missing parts become null: an older server shows less, never nothing. */
 
-import {hueOf, sum} from './words.js';
+import {WORD, hueOf, sum} from './words.js';
 
 const AWAY = new Set(['stopped', 'failed']);
 const LEAVING = new Set(['draining', 'going_to_sleep', 'stopping']);
 
 /** One picture of everything. `before` is the last one: models that did not change are the same objects again. */
-export function look(status, before) {
+export function look(status, before, at = 0) {
   const devices = (status.devices || []).map(device);
   const ids = new Set(devices.map(one => one.id));
   const hasCard = devices.some(one => !one.isRam);
   const known = before ? before.byId : new Map();
-  const models = (status.models || []).map(one => model(one, known.get(one.id), hasCard));
+  const models = (status.models || []).map(one => model(one, known.get(one.id), hasCard, one.heard ? (at - one.heard) / 1000 : 0));
   const byId = new Map(models.map(one => [one.id, one]));
   for (const one of devices) one.pieces = pieces(one, models);
   const queue = waiting(status, byId);
@@ -31,10 +31,13 @@ function device(one) {
   return {...one, isRam: one.kind === 'ram' || one.id === 'ram', outside_mib: one.outside_mib || 0, headroom_mib: one.headroom_mib || 0};
 }
 
-function model(raw, old, hasCard) {
-  const still = !raw.instances?.length && !raw.queued;
-  const signature = still ? JSON.stringify(raw) : '';
+function model(raw, old, hasCard, age) {
+  const still = !raw.instances?.length && !raw.queued && !raw.backoff_s;
+  if (still && old?.raw === raw) return old;
+  const signature = still ? JSON.stringify({...raw, heard: 0}) : '';
   if (still && old?.signature === signature) return old;
+  const older = s => (s == null ? null : s + age);
+  const sooner = s => (s == null ? null : Math.max(0, s - age));
   const instances = raw.instances || [];
   const first = instances[0];
   const devices = [...new Set(instances.flatMap(one => one.devices || []))];
@@ -43,15 +46,15 @@ function model(raw, old, hasCard) {
   return {
     id: raw.id, raw, signature, hue: hueOf(raw.id), state: raw.state, level, pinned: !!raw.pinned,
     engine: raw.engine || '', aliases: raw.aliases || [], instances, devices,
-    queued: raw.queued || 0, oldest_s: raw.oldest_s, eta_s: raw.eta_s,
+    queued: raw.queued || 0, oldest_s: older(raw.oldest_s), eta_s: sooner(raw.eta_s),
     inFlight: sum(instances.map(one => one.in_flight)),
     parallel: raw.parallel ?? first?.parallel ?? null,
-    idle_s: first?.idle_s ?? null, since_s: first?.since_s ?? null, expected_s: first?.expected_s ?? null,
+    idle_s: older(first?.idle_s), expected_s: sooner(first?.expected_s), next: raw.next ? {...raw.next, in_s: sooner(raw.next.in_s)} : null,
     host_mib: Math.max(0, ...instances.map(hostOf)),
     need_mib: raw.footprint_mib ?? raw.need_mib, cold_s: raw.estimates?.cold_s ?? raw.up_s ?? null, wake_s: wakeOf(raw, level),
     levels: raw.sleep?.levels || [], error: raw.last_error || '', blocked: raw.blocked || '',
-    retry_s: raw.retry_in_s ?? (raw.backoff_s || null), quarantined: !!raw.quarantined,
-    rate: raw.rate || first?.rate || null, note: noteOf(raw, first), progress: first?.progress || null,
+    retry_s: sooner(raw.retry_in_s ?? (raw.backoff_s || null)), quarantined: !!raw.quarantined,
+    rate: raw.rate || first?.rate || null, note: noteOf(raw, first), progress: fresher(first?.progress || raw.progress, raw.state),
     place: AWAY.has(raw.state) ? 'home' : raw.state === 'asleep' || (onRam && hasCard && devices.length === 1) ? 'green' : 'stage',
     onRam, leaving: LEAVING.has(raw.state),
   };
@@ -60,11 +63,18 @@ function model(raw, old, hasCard) {
 function noteOf(raw, first) {
   const gate = first?.gated_for ?? raw.gated_for;
   if (gate) return `gated: ${gate} is next`;
-  const progress = first?.progress;
-  if (progress?.phase) return progress.fraction == null ? progress.phase : `${progress.phase} ${Math.round(progress.fraction * 100)} %`;
+  const progress = fresher(first?.progress || raw.progress, raw.state);
+  if (progress) return [progress.phase, progress.fraction == null ? '' : `${Math.round(progress.fraction * 100)} %`].filter(Boolean).join(' ');
   if (raw.note) return raw.note;
   const turn = raw.quantum;
   return turn && turn.owed_s ? `turn ${Math.round(turn.served_s)} of ${Math.round(turn.owed_s)} s` : '';
+}
+
+/** What progress says beyond the state's own word. */
+function fresher(progress, state) {
+  if (!progress) return null;
+  const phase = progress.phase === WORD[state] ? '' : progress.phase || '';
+  return phase || progress.fraction != null ? {...progress, phase} : null;
 }
 
 function wakeOf(raw, level) {

@@ -5,6 +5,7 @@ import {measureBars} from './bar.js';
 import {moveHot, setUp as setUpKeys, toggleShortcuts, toggleTheme} from './keys.js';
 import {reconnect, refresh, start} from './live.js';
 import {h, paint} from './paint.js';
+import {show} from './state.js';
 import {isAway, may, onChange, put, route, serverNow, store, ui} from './store.js';
 import {measureTimeline} from './timeline.js';
 import {advice} from './views/advice.js';
@@ -45,11 +46,11 @@ function draw() {
   document.title = title();
   keepPlace(held);
   shownPage = page;
-  performance.measure('greenroom-draw', {start: began, end: performance.now()}); // for observers; nothing is kept
-  performance.clearMeasures('greenroom-draw');
   moveHot();
   const bars = measureBars();
   if (measureTimeline() || bars) plan(); // the first painting knows the width only now
+  performance.measure('greenroom-draw', {start: began, end: performance.now()}); // for observers; nothing is kept
+  performance.clearMeasures('greenroom-draw');
 }
 
 function content(page, at) {
@@ -148,7 +149,9 @@ onChange(plan);
 addEventListener('hashchange', go);
 addEventListener('resize', plan);
 setInterval(() => {
-  if (store.picture && !document.hidden && !ui.held) plan(); // ages and the clock go on
+  if (!store.picture || document.hidden || ui.held) return;
+  if (store.link === 'live') show(); // ages and the clock go on
+  else plan();
 }, 1000);
 setUpAsk();
 setUpKeys({tabs: TABS, hold, plan});

@@ -49,7 +49,7 @@ function plain(one) {
   const wait = one.wait || {};
   return {
     ...one, key: one.key_name || '', parts: [wait.queue || 0, wait.gate || 0, wait.load || 0, one.first_token_s || 0, one.generation_s || 0],
-    waited: (wait.queue || 0) + (wait.gate || 0) + (wait.load || 0), outcome: one.outcome || (one.error ? one.error : 'ok'),
+    waited: (wait.queue || 0) + (wait.gate || 0) + (wait.load || 0), outcome: one.outcome || 'ok',
   };
 }
 

@@ -5,7 +5,8 @@ import {h, lazy} from './paint.js';
 import {WORD, clock, gib, hueOf, sec} from './words.js';
 import {serverNow, store} from './store.js';
 
-const SPAN_S = 900;
+const SPAN_S_MAX = 900;
+const SPAN_S_MIN = 120;
 const WAIT_ROWS = 5;
 const HEIGHT_MAX = 300; // of all lanes together
 const SOLID = new Set(['ready', 'draining']);
@@ -31,8 +32,8 @@ export function timeline(picture) {
 
 function draw(told, picture) {
   const hi = told.now && store.link !== 'live' ? told.now : serverNow();
-  const lo = hi - SPAN_S;
-  const x = at => Math.max(0, Math.min(width, (at - lo) / SPAN_S * width));
+  const lo = hi - spanOf(picture);
+  const x = at => Math.max(0, Math.min(width, (at - lo) / (hi - lo) * width));
   const devices = picture.cards;
   const perGib = Math.min(innerWidth >= 1900 ? 1.9 : 1.25, HEIGHT_MAX / Math.max(1, devices.reduce((a, d) => a + d.capacity_mib, 0) / 1024));
   const spans = (told.spans || []).map(one => ({...one, to: one.to ?? hi})).filter(one => one.to > lo);
@@ -51,15 +52,22 @@ function draw(told, picture) {
   }
   return h('svg', {
     class: 'tl', id: 'tl', viewBox: `0 0 ${width} ${Math.ceil(y + 2)}`, tabindex: '0', role: 'img',
-    'aria-label': 'Who held the memory of each device over the last 15 minutes. The arrow keys read it moment by moment.',
+    'aria-label': 'Who held the memory of each device lately. The arrow keys read it moment by moment.',
   }, axis(lo, hi, x, y), rows.list, lanes);
+}
+
+/** A quarter of an hour; less as long as the server is younger than that. */
+export function spanOf(picture) {
+  const up = (picture.uptime_s ?? SPAN_S_MAX) + (performance.now() - picture.seen) / 1000;
+  return Math.max(SPAN_S_MIN, Math.min(SPAN_S_MAX, Math.ceil(up / 60) * 60));
 }
 
 function axis(lo, hi, x, y) {
   const marks = [];
-  for (let at = Math.ceil(lo / 180) * 180; at < hi; at += 180) {
+  const step = [30, 60, 120, 180].find(one => (hi - lo) / one <= 6);
+  for (let at = Math.ceil(lo / step) * step; at < hi; at += step) {
     marks.push(h('line', {class: 'grid', x1: x(at), x2: x(at), y1: 14, y2: y}));
-    if (x(at) > 16 && x(at) < width - 14) marks.push(h('text', {class: 'ax', x: x(at), y: 9, 'text-anchor': 'middle'}, clock(at, true)));
+    if (x(at) > 16 && x(at) < width - 14) marks.push(h('text', {class: 'ax', x: x(at), y: 9, 'text-anchor': 'middle'}, clock(at, step % 60 === 0)));
   }
   return marks;
 }
@@ -132,11 +140,11 @@ export function moveCursor(at) {
   const line = document.getElementById('cur');
   if (line) {
     line.hidden = cursorAt == null;
-    if (cursorAt != null) line.style.setProperty('left', `${(cursorAt - shown.lo) / SPAN_S * 100}%`);
+    if (cursorAt != null) line.style.setProperty('left', `${cursorFraction() * 100}%`);
   }
   return cursorAt == null ? '' : readAt(cursorAt);
 }
 
-export const atFraction = fraction => (shown ? shown.lo + fraction * SPAN_S : null);
+export const atFraction = fraction => (shown ? shown.lo + fraction * (shown.hi - shown.lo) : null);
 export const stepCursor = seconds => moveCursor((cursorAt ?? shown?.hi ?? 0) + seconds);
-export const cursorFraction = () => (cursorAt == null ? 1 : (cursorAt - shown.lo) / SPAN_S);
+export const cursorFraction = () => (cursorAt == null ? 1 : (cursorAt - shown.lo) / (shown.hi - shown.lo));

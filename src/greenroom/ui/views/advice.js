@@ -9,13 +9,14 @@ import {gib, many, moment, percent, sec, sum} from '../words.js';
 import {gaps} from './gaps.js';
 
 const AGAIN_MS = 15_000;
+const COMPUTING_MS = 2000;
 const FEW_MAX = 12;
 const SEEN_MIN = 10; // fewer gaps or swaps are no ground for advice
 
 let now = {told: undefined, at: -AGAIN_MS, isReading: false, problem: ''};
 
 async function ensure() {
-  if (now.isReading || performance.now() - now.at < AGAIN_MS || store.link !== 'live') return;
+  if (now.isReading || performance.now() - now.at < (now.told?.is_computing ? COMPUTING_MS : AGAIN_MS) || store.link !== 'live') return;
   now = {...now, isReading: true, at: performance.now()};
   try {
     now.told = await jsonOrNull('api/advice');
@@ -43,7 +44,8 @@ function sections(told) {
   const judged = ttl.filter(isEnough);
   const isOutgrown = told.outgrown && ['outgrown', 'capacity', true].includes(told.outgrown.verdict);
   const changes = judged.filter(isChange);
-  if (!thrash.length && !ttl.length && !told.outgrown) return calm('Nothing has been seen yet', 'Advice comes from the requests of the last hours; this page looks again by itself.');
+  if (!thrash.length && !ttl.length && !told.outgrown) return told.is_computing ? calm('Being worked out…', 'The requests of the last hours are replayed in a process of its own, at the lowest priority.')
+    : calm('Nothing has been seen yet', told.why_not || 'Advice comes from the requests of the last hours; this page looks again by itself.');
   return [
     !thrash.length && !isOutgrown && !changes.length ? calm('Nothing to change', 'No models take turns, no device is outgrown, and no idle time is worth another setting.') : null,
     isOutgrown ? outgrown(told.outgrown) : null, thrash.map(turns), [...changes, ...judged.filter(one => !isChange(one))].map(keep),
@@ -60,7 +62,7 @@ function ground(told) {
   const seen = told?.seen;
   if (!seen || typeof seen !== 'object') return '';
   const counted = seen.requests == null ? '' : `, ${many(seen.requests, 'request')}`;
-  return ` Seen: ${sec(seen.to - seen.from)} up to ${moment(seen.to, serverNow())}${counted}.${told.replayed ? ' Each way out was replayed on them.' : ''}`;
+  return ` Seen: ${sec(seen.to - seen.from)} up to ${moment(seen.to, serverNow())}${counted}.${told.replayed ? ' Each way out was replayed on them.' : ''}${told.is_computing ? ' Newer advice is being worked out.' : ''}`;
 }
 
 const card = (key, title, small, ...columns) => h('section', {key, class: `tip-card${columns.length > 1 ? ' pair' : ''}`}, h('div', {}, h('b', {}, title), small ? h('p', {class: 'mut'}, small) : null), columns);

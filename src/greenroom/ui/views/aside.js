@@ -35,7 +35,7 @@ function entry(one) {
 function reason(one) {
   if (one.reason) return one.reason;
   const told = store.stories[one.model];
-  ensureStory(one.model);
+  ensureStory(one.model, true);
   const last = told?.story?.at(-1);
   return last ? ended(last.text) : '';
 }
@@ -66,7 +66,8 @@ function why(picture) {
     .filter(id => picture.byId.has(id)).slice(0, EXPLAINED_MAX);
   if (!known.length) return null;
   const id = known.includes(ui.explain) ? ui.explain : known[0];
-  ensureStory(id);
+  const m = picture.byId.get(id);
+  ensureStory(id, !!m.queued || m.inFlight > 0 || m.leaving || m.state === 'starting' || m.state === 'waking');
   return h('section', {key: 'why'}, h('header', {}, h('h2', {}, 'Why'), select('Model to explain', known.map(one => [one, one]), id, value => {
     ui.explain = value;
     readStory(value);
@@ -87,6 +88,6 @@ function justNow() {
   return h('section', {key: 'now'}, h('header', {}, h('h2', {}, 'Just now')), store.events.length
     ? h('dl', {class: 'story tight'}, store.events.slice(0, EVENTS_SHOWN).map(one => [
       h('dt', {key: `t${one.id}`}, h('time', {}, moment(one.at, serverNow()))),
-      h('dd', {key: `d${one.id}`, class: one.level === 'error' ? 'bad' : one.level === 'warning' ? 'warn' : '', 'data-m': one.model}, one.model ? [h('b', {}, one.model), ' '] : null, one.text)]))
+      h('dd', {key: `d${one.id}`, class: one.level === 'error' ? 'bad' : one.level === 'warning' ? 'warn' : '', 'data-m': one.model}, one.model && !one.text.startsWith(one.model) ? [h('b', {}, one.model), ' '] : null, one.text)]))
     : h('p', {class: 'mut'}, 'Nothing has happened since the server started.'));
 }

@@ -21,7 +21,7 @@ export function model(picture, {id}) {
   const m = picture.byId.get(id);
   if (!m) return unknown(picture, id);
   ensureDetails(m);
-  ensureStory(m.id);
+  ensureStory(m.id, !!m.queued || m.inFlight > 0 || m.leaving || m.state === 'starting' || m.state === 'waking');
   const more = details.id === m.id ? details.value : null;
   return h('div', {class: 'pad'}, top(m), facts(m, more), wordFor(m.id),
     m.error ? h('p', {class: 'bad said'}, m.error) : null, m.blocked && m.blocked !== m.error ? h('p', {class: 'warn said'}, m.blocked) : null,

@@ -9,6 +9,8 @@ import {CAUSES, moment, sec, sum} from '../words.js';
 
 const TABS = [['', 'all'], ['open', 'open'], ['slow', 'waited > 1 s'], ['failed', 'failed']];
 const HEADINGS = scale => [['came'], ['model'], ['key', 'opt'], [`time spent, 0 to ${sec(scale)}`, 'bd'], ['waited', 'n'], ['total', 'n opt'], ['tokens in / out', 'n opt'], ['start', 'opt gap'], ['before it', 'opt'], ['outcome'], ['actions', 'acts', true]];
+const OUTCOMES = {client_gone: 'client left', engine_broke: 'engine broke', cut: 'cut off'};
+const GOOD = new Set(['ok', 'client_gone', 'client left']);
 const AT_TOP_PX = 120;
 
 let shown = {filter: null, ids: null}; // the rows that may stand there while the pointer rests on them
@@ -32,7 +34,7 @@ export function requests(picture, {query}) {
 function fits(one, tab) {
   if (tab === 'open') return isOpen(one);
   if (tab === 'slow') return one.waited > 1;
-  if (tab === 'failed') return !isOpen(one) && one.outcome !== 'ok';
+  if (tab === 'failed') return !isOpen(one) && !GOOD.has(one.outcome);
   return !ui.find || [one.model, one.key, one.id].some(text => String(text).toLowerCase().includes(ui.find.toLowerCase()));
 }
 
@@ -63,11 +65,12 @@ function tools(picture, tab, model, count) {
 function row(one, scale) {
   const total = sum(one.parts);
   const tokens = one.tokens_in == null && one.tokens_out == null ? '' : `${(one.tokens_in ?? 0).toLocaleString('en')} / ${(one.tokens_out ?? 0).toLocaleString('en')}`;
-  const bad = !isOpen(one) && one.outcome !== 'ok' && one.outcome !== 'client left';
+  const bad = !isOpen(one) && !GOOD.has(one.outcome);
+  const outcome = [OUTCOMES[one.outcome] || one.outcome, one.status >= 400 && one.outcome === 'refused' ? ` ${one.status}` : ''];
   return h('tr', {key: one.id, 'data-m': one.model}, cell(moment(one.at, serverNow()), 'mut'), cell(nameOf(one.model)),
     cell([one.key, one.class === 'batch' ? h('small', {}, ' batch') : null], 'opt'), cell(stack(one.parts, scale, 'c', CAUSES), 'bd'),
     cell(one.waited > 0.05 ? sec(one.waited) : '', 'n'), cell(sec(total), 'n opt'), cell(tokens, 'n opt'), cell(one.start || '', 'opt gap'),
-    cell(one.before && one.before !== one.model ? one.before : '', 'opt mut before'), cell(h('span', {class: one.outcome === 'ok' ? 'mut' : bad ? 'bad' : ''}, one.outcome), 'out-c'),
+    cell(one.before && one.before !== one.model ? one.before : '', 'opt mut before'), cell(h('span', {class: one.outcome === 'ok' ? 'mut' : bad ? 'bad' : '', title: one.error || one.code || null}, outcome), 'out-c'),
     cell(isOpen(one) ? cancelButton({...one, age_s: total}) : '', 'acts'));
 }
 

@@ -5,7 +5,7 @@ import {device} from '../bar.js';
 import {h, lazy} from '../paint.js';
 import {cell, cols, glyph, head, isFound, nameOf, pinMark, pips, rateOf, stateOf, unavailable} from '../parts.js';
 import {lockedBecause, modelHref, store, ui} from '../store.js';
-import {timeline} from '../timeline.js';
+import {spanOf, timeline} from '../timeline.js';
 import {about, ended, families, gib, many, sec} from '../words.js';
 import {aside} from './aside.js';
 
@@ -47,6 +47,7 @@ function worst(picture, home) {
 
 // ---- on stage
 
+const NEXT = {asleep: 'sleeps', stopped: 'stops'}; // the step of the idle ladder that comes next
 const CAST = [14, 23, 8, 9, 12, 7, 11, 0];
 const note = parts => h('small', {class: 'opt'}, parts.filter(Boolean).map(text => ` · ${text}`));
 
@@ -72,12 +73,14 @@ function castRow(m, d) {
   const piece = d.pieces.find(one => one.model === m);
   const over = piece?.fill != null && piece.fill > piece.size + 52;
   const remarks = [m.note || (m.state !== 'ready' && m.expected_s > 0 ? about(m.expected_s) : ''), m.state === 'ready' && !m.inFlight && m.idle_s > 1 ? `idle ${sec(m.idle_s)}` : '',
-    m.raw.next ? `${m.raw.next.state} in ${sec(m.raw.next.in_s)}` : ''];
+    nextOf(m)];
   return [h('tr', {key: m.id, 'data-m': m.id},
     cell([nameOf(m.id), pinMark(m)]), cell([stateOf(m), note(remarks)]), cell(gib(piece?.size), 'n'),
     cell(h('span', {class: over ? 'bad' : ''}, gib(piece?.fill)), 'n opt'), cell(pips(m), 'gap'), cell(m.queued || '', 'n'), cell(rateOf(m), 'n opt'), cell(buttons(m), 'acts')),
   wordRow(m)];
 }
+
+const nextOf = m => (m.next?.state ? `${NEXT[m.next.state] || m.next.state} in ${sec(m.next.in_s)}` : '');
 
 function wordRow(m) {
   const word = wordFor(m.id);
@@ -99,9 +102,8 @@ function greenRoom(picture, green) {
 function greenRow(m, picture) {
   const cpu = m.state !== 'asleep';
   const held = picture.cards.reduce((a, d) => a + d.pieces.filter(one => one.model === m).reduce((b, one) => b + one.size, 0), 0);
-  const next = m.raw.next ? `${m.raw.next.state} in ${sec(m.raw.next.in_s)}` : '';
   return [h('tr', {key: m.id, 'data-m': m.id},
-    cell([nameOf(m.id), pinMark(m)]), cell([stateOf(m), note([cpu ? 'on CPU' : '', m.queued ? `${m.queued} waiting` : next])]), cell(gib(m.host_mib), 'n'),
+    cell([nameOf(m.id), pinMark(m)]), cell([stateOf(m), note([cpu ? 'on CPU' : '', m.queued ? `${m.queued} waiting` : nextOf(m)])]), cell(gib(m.host_mib), 'n'),
     cell(cpu ? '' : gib(held), 'n opt'), cell(cpu ? 'now' : about(m.wake_s), 'n'), cell(m.idle_s == null ? '' : sec(m.idle_s), 'n opt'), cell('', 'opt'), cell(buttons(m), 'acts')),
   wordRow(m)];
 }
@@ -114,7 +116,7 @@ function past(picture) {
   const body = store.timeline === undefined ? h('p', {class: 'mut'}, 'Reading…')
     : store.timeline === null ? unavailable('Not available yet.', 'This server keeps no timeline; a newer one shows here who held which memory, and who waited for it.')
       : [timeline(picture), h('p', {class: 'legend signs'}, SIGNS.map(([cls, text]) => h('span', {}, h('i', {class: cls}), text)))];
-  return band('time', 'Last 15 min', 'who held which memory; waits on top', body);
+  return band('time', `Last ${Math.round(spanOf(picture) / 60)} min`, 'who held which memory; waits on top', body);
 }
 
 // ---- at home
