@@ -314,7 +314,8 @@ class Exchange(RequestBody):
             tunnel.cut(message)
             return
         self.client.server.stats.cut += 1
-        self._guarded(lambda: self._fail(Refusal(503, code, message), Outcome.CUT))
+        status = 410 if code == "cancelled" else 503  # by an operator: client libraries shall not ask again by themselves
+        self._guarded(lambda: self._fail(Refusal(status, code, message), Outcome.CUT))
 
     def _guarded(self, step: Callable[[], None]) -> None:
         """Run a step that was called from outside; a fault of ours ends this exchange, and no other."""
