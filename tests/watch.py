@@ -230,7 +230,7 @@ class Watch:
         elif report.state is State.STOPPED:
             if report.cause is Cause.UNKILLABLE:
                 self.unkillable[report.model] = {d: kept.holds_mib(d) for d in kept.devices}
-            elif kept.state in (State.GOING_TO_SLEEP, State.WAKING) and report.cause not in MEMORY:
+            elif kept.state in (State.GOING_TO_SLEEP, State.WAKING) and report.cause not in (*MEMORY, Cause.STALLED):
                 self._sleep_fault(report.model)
             kept.state, kept.dozing, kept.alone_at, kept.unfit = State.STOPPED, None, None, ()
 
