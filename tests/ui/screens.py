@@ -1,4 +1,4 @@
-"""Takes the pictures in docs/screens: `python -m tests.ui.screens`, with Chromium and Playwright.
+"""Takes the pictures in docs/screens: `python -m tests.ui.screens`, with Chromium and Playwright; with `--live` also the last one.
 
 The invented server's scenes, and one of a true greenroom with fake engines (tests/stories/rig.py) while a swap is under way.
 """
@@ -100,7 +100,8 @@ async def main() -> int:
     async with async_playwright() as player:
         browser = await player.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         await invented(browser)
-        await live(browser)
+        if "--live" in sys.argv:
+            await live(browser)
         await browser.close()
     return 0
 

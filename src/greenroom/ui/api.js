@@ -27,22 +27,30 @@ export class Refusal extends Error {
 
 export const path = (model, rest = '') => `api/models/${encodeURIComponent(model)}${rest}`;
 
+// Without the browser's own credentials, else a 401 of greenroom opens the browser's password box over the page.
+// Where something in front of greenroom (a proxy with a login) turns that away, they are sent along from then on.
+let credentials = 'omit';
+
 /** A request; rejects with Refusal when it is answered with an error, with TypeError when it is not answered. */
 export async function call(target, options = {}) {
   const headers = {Accept: 'application/json', ...options.headers};
   if (key) headers.Authorization = `Bearer ${key}`;
-  const response = await fetch(new URL(target, ROOT), {
-    ...options, headers, credentials: key ? 'omit' : 'same-origin', cache: 'no-store', redirect: 'error', referrerPolicy: 'no-referrer',
-  });
+  const used = credentials;
+  const response = await fetch(new URL(target, ROOT), {...options, headers, credentials: used, cache: 'no-store', redirect: 'manual', referrerPolicy: 'no-referrer'});
   if (response.ok) return response;
-  throw await refusalOf(response);
+  const refusal = await refusalOf(response);
+  if (used === 'omit' && !refusal.isOurs && (response.type === 'opaqueredirect' || response.status === 401 || response.status === 403)) {
+    credentials = 'same-origin';
+    return call(target, options);
+  }
+  throw refusal;
 }
 
 async function refusalOf(response) {
   const text = await response.text().catch(() => '');
   try {
     const error = JSON.parse(text).error;
-    return new Refusal(response.status, String(error.message), String(error.code || ''));
+    return Object.assign(new Refusal(response.status, String(error.message), String(error.code || '')), {isOurs: true});
   } catch {
     return new Refusal(response.status, text.slice(0, 300) || `the server answered ${response.status}`);
   }
