@@ -39,6 +39,7 @@ UNWRITTEN_S = 15.0  # who ended longer ago is in the ledger
 DAY_S = 86400.0
 STARTS_TOLD = 20
 DAY_ROWS_MAX = 2000
+DAY_SPANS_TOLD = 600  # the newest; a picture of a day shows no more
 OPEN = ("waiting", "running")
 ENDED = ("ok", "client_gone", "engine_broke", "cut", "refused")
 FAILED = ("engine_broke", "cut", "refused")
@@ -285,7 +286,7 @@ class Lookout:
         return {
             "starts": [start_of(one) for one in rises],
             "footprint": self._footprint(model),
-            "day": day_of(day, now - DAY_S, now, state, self._ribbon.began_at),
+            "day": day_of(day, now - DAY_S, now, state, self._ribbon.began_at)[-DAY_SPANS_TOLD:],
         }
 
     def _footprint(self, model: str) -> dict[str, Any]:
