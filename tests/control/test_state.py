@@ -310,3 +310,15 @@ async def test_a_reader_that_wants_only_events_gets_only_those(tmp_path: Path) -
         await asyncio.sleep(0.1)
         facade.publish(an_event(7, "x"))
         assert [one["id"] for one in await messages(response, 1)] == [7]
+
+
+async def test_a_reader_that_was_too_slow_gets_the_whole_state_again(tmp_path: Path) -> None:
+    """Changes may be among what was dropped: after the rest comes a snapshot."""
+    facade = FakeFacade(a_resident("chat"))
+    limits = StreamLimits(backlog_len_max=3, changes_s=30.0)
+    async with serving(facade, tmp_path, limits) as session, session.get("/api/events") as response:
+        await messages(response, 1)
+        for number in range(1, 11):  # before the writer runs again
+            facade.publish(an_event(number))
+        found = await messages(response, 5)
+    assert [one["kind"] for one in found] == ["dropped", "ready", "ready", "ready", "snapshot"]

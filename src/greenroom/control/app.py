@@ -445,6 +445,7 @@ async def get_events(request: web.Request) -> web.StreamResponse:
         opening=lambda: opening + news.missed() + (changes.snapshot() if changes is not None else b""),
         dropped_note=sse.events_dropped,
         heartbeat=sse.HEARTBEAT,
+        renewed=changes.snapshot if changes is not None else bytes,
     )
 
 

@@ -49,10 +49,10 @@ class StreamLimits:
 class Backlog:
     """Messages on their way to one reader, as bytes; bounded in number and in size."""
 
-    def __init__(self, limits: StreamLimits, sources: int, dropped_note: Callable[[int], bytes]) -> None:
+    def __init__(self, limits: StreamLimits, sources: int, dropped_note: Callable[[int], bytes], renewed: Callable[[], bytes]) -> None:
         self._limits = limits
         self._sources = sources
-        self._note = dropped_note
+        self._note, self._renewed = dropped_note, renewed
         self._messages: deque[bytes] = deque()
         self._bytes = 0
         self._dropped = 0
@@ -87,7 +87,9 @@ class Backlog:
             await self._wait_stirred(wait_s)
         if not self._messages:
             return None if self.is_closed else b""
-        piece = (self._note(self._dropped) if self._dropped else b"") + b"".join(self._messages)
+        piece = b"".join(self._messages)
+        if self._dropped:
+            piece = self._note(self._dropped) + piece + self._renewed()
         self._messages.clear()
         self._bytes = self._dropped = 0
         return piece
@@ -128,13 +130,16 @@ class Readers:
         opening: Callable[[], bytes],
         dropped_note: Callable[[int], bytes],
         heartbeat: bytes = b"",
+        renewed: Callable[[], bytes] = bytes,
     ) -> web.StreamResponse:
         """Send `opening` at once, then every message of `sources` until they end or the reader goes away.
+
+        `renewed` follows what is left where messages were dropped: with it the reader knows everything again.
 
         `opening` is called after the sources are subscribed, so history and news have no gap between them.
         """
         response = web.StreamResponse(headers=headers)
-        backlog = Backlog(self.limits, len(sources), dropped_note)
+        backlog = Backlog(self.limits, len(sources), dropped_note, renewed)
         self._open.add(backlog)
         try:
             try:
