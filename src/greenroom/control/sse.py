@@ -108,15 +108,18 @@ class Readers:
     def __init__(self, limits: StreamLimits) -> None:
         self.limits = limits
         self._open: set[Backlog] = set()
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._open)
 
     @property
     def is_full(self) -> bool:
-        return len(self._open) >= self.limits.readers_max
+        return self._closed or len(self._open) >= self.limits.readers_max
 
     def close_all(self) -> None:
+        """End every stream, and take no more."""
+        self._closed = True
         for backlog in self._open:
             backlog.close()
 

@@ -22,7 +22,7 @@ from greenroom import __version__
 from greenroom.config.errors import ConfigError
 from greenroom.config.load import load_config
 from greenroom.config.model import Config
-from greenroom.control.app import make_app, start_control
+from greenroom.control.app import READERS, make_app, start_control
 from greenroom.core.facts import Tell
 from greenroom.host.gpus import GpuError, GpuInfo, Gpus
 from greenroom.host.logs import LogRing
@@ -221,7 +221,8 @@ class GreenroomServer:
             handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             short = f"/proc/self/fd/{handle}/{path.name}"
         try:
-            runner = await start_control(make_app(self.desk), short)
+            self._app = make_app(self.desk)
+            runner = await start_control(self._app, short)
         except OSError as exc:
             raise Refused(f"the control socket cannot be opened: {exc}") from exc
         try:
@@ -342,6 +343,7 @@ class GreenroomServer:
     # ------------------------------------------------------------------ shutdown
 
     async def _shut_down(self, listener: data_plane.Server) -> None:
+        self._app[READERS].close_all()  # an open page is no request that must be waited for
         await asyncio.gather(listener.close(SHUTDOWN_S_MAX), self.shell.shut_down(SHUTDOWN_S_MAX))
 
     # ------------------------------------------------------------------ logging
