@@ -784,7 +784,8 @@ class World:
             models[at] = replace(old, need_mib=need, digest=f"{old.digest}'")
             self.truths[old.id] = replace(self.truths[old.id], peak_mib=int(self.truths[old.id].peak_mib * 0.8))
         elif change == "pin" and not any(m.pinned for m in models):
-            models[at] = replace(models[at], pinned=models[at].need_mib is not None and (models[at].need_mib or 0) < 2000, ttl_s=None, ttl_auto=False)
+            small = models[at].need_mib is not None and (models[at].need_mib or 0) < 2000
+            models[at] = replace(models[at], pinned=small, ttl_s=None, ttl_auto=False)
         elif change == "add":
             name = f"n{self.fresh_id()}"
             model, truth = make_model(rng, name, devices, may_pin=False)
