@@ -9,7 +9,8 @@ from bench.sim.engine import World
 from bench.sim.loads import Load, catalogue
 from bench.sim.rules_greenroom import Greenroom, StrictFifo, as_setup
 
-from greenroom.core.facts import Policy, RequestArrived
+from greenroom.core.facts import MemoryMeasured, Policy, RequestArrived
+from greenroom.ledger import codec
 from greenroom.ledger.rows import RequestRow
 from greenroom.planner.replay import CannotReplay, Scene, exactly, scene_of, scene_of_trace, setup_of_trace, tried
 from greenroom.planner.settings import BadChange, changed
@@ -43,6 +44,19 @@ def test_the_first_difference_is_named() -> None:
     assert found is not None
     assert found.recorded != found.now
     assert found.row is world.rows[found.number]
+
+
+def test_a_look_at_the_memory_may_come_before_the_first_tick() -> None:
+    """A running server measures its devices before it begins."""
+    world = Recorded(1)
+    world.play()
+    first = world.rows[0]
+    seen = codec.plain_event(MemoryMeasured(first.clock, world.setup.devices[0].id, 0, {}))
+    rows = [replace(first, kind="MemoryMeasured", event=seen, actions=()), *world.rows]
+
+    assert exactly([(boot_of(world.setup), rows)]).runs == 1
+    with pytest.raises(CannotReplay, match="not kept from its beginning"):
+        exactly([(replace(boot_of(world.setup), clock=first.clock - 60.0), rows)])
 
 
 def test_what_is_not_there_cannot_be_replayed() -> None:

@@ -25,6 +25,7 @@ from .figures import Figures, Span, figures_of, stretch
 from .settings import changed
 from .virtual import Arrival, Decider, Play, Truth
 
+BEGIN_S_MAX = 10.0  # from the start of a server to its first look at the memory; a later one is not the first
 THINK_S_MAX = 10.0  # a client that asks again within this after its answer is taken to have waited for it
 SERVICE_S = 1.0  # of a request of which nothing is known
 DECIDERS: Mapping[str, Callable[[Setup, float], Decider]] = {"greenroom": Scheduler, "fifo": Fifo}
@@ -89,7 +90,8 @@ def _exactly(boot: BootRow, rows: Iterable[EventRow], skipped: Counter[str]) -> 
     number, admissions, swaps = -1, 0, 0
     for number, row in enumerate(rows):
         if scheduler is None:
-            if row.kind != "Ticked":
+            looked = row.kind == "MemoryMeasured" and row.clock - boot.clock <= BEGIN_S_MAX  # before anything begins
+            if row.kind != "Ticked" and not looked:
                 raise CannotReplay(f"run {boot.boot} is not kept from its beginning: its first event is a {row.kind}")
             scheduler = Scheduler(codec.setup_from(boot.setup), row.clock)
         event = codec.event_from(row.event, skipped)
