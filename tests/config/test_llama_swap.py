@@ -9,6 +9,7 @@ import pytest
 from greenroom.config.errors import ConfigError
 from greenroom.config.llama_swap import convert, convert_text, convert_with_notes
 from greenroom.config.load import load_config, load_config_text
+from greenroom.config.lower import IGNORED_PATHS_DEFAULT
 from greenroom.config.model import FiltersConfig, GroupConfig
 
 HERE = Path(__file__).parent
@@ -172,7 +173,7 @@ def test_api_keys_that_no_header_can_carry_are_refused(keys: str) -> None:
 def test_ignored_paths_have_a_default_when_absent_or_empty(patterns: str) -> None:
     """What pages fetch is worth no start."""
     config = load_config_text(f"{patterns}models: {{a: {{{OK}}}}}", env={})
-    assert config.upstream_ignore_paths == (r"\.(?:js|json|css|png|gif|jpe?g|ico|txt)$",)
+    assert config.upstream_ignore_paths == IGNORED_PATHS_DEFAULT
 
 
 def test_pid_is_kept_for_the_stop_command() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from greenroom.config.errors import ConfigError
 from greenroom.config.load import check, load_config, load_config_text
+from greenroom.config.lower import IGNORED_PATHS_DEFAULT
 from greenroom.config.model import (
     AsleepConfig,
     CallConfig,
@@ -39,7 +40,7 @@ def test_a_minimal_file_has_the_documented_defaults() -> None:
     """Only what was written differs from the defaults of the plain values."""
     config = load_config_text("models:\n  m: {cmd: 'fe --port ${PORT}'}\n", env={})
     model = ModelConfig(id="m", argv=("fe", "--port", "${PORT}"), line=2)
-    assert config == Config(path="greenroom.yaml", models=(model,), upstream_ignore_paths=(r"\.(?:js|json|css|png|gif|jpe?g|ico|txt)$",))
+    assert config == Config(path="greenroom.yaml", models=(model,), upstream_ignore_paths=IGNORED_PATHS_DEFAULT)
 
 
 def test_a_command_block_keeps_quotes_and_leaves_comments_out() -> None:

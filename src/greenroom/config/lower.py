@@ -21,7 +21,8 @@ from .model import (
 )
 from .schema import CallSection, ConfigFile, ContainerSection, DeviceSection, FiltersSection, ModelSection, SleepSection, key_name
 
-IGNORED_PATHS_DEFAULT = (r"\.(?:js|json|css|png|gif|jpe?g|ico|txt)$",)  # what pages of an engine fetch; none of it is worth a start
+# What pages of an engine fetch, also behind their user's back once they are installed as an app; none of it is worth a start.
+IGNORED_PATHS_DEFAULT = (r"\.(?:m?js|map|json|webmanifest|wasm|css|woff2?|ttf|png|gif|jpe?g|svg|webp|avif|ico|txt|html?)$",)
 PROXY_DEFAULT = "http://127.0.0.1:${PORT}"
 STOP_S_DEFAULT = 10.0
 
