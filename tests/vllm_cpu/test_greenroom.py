@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,10 @@ class House(Rig):
 
     def check_latency(self) -> None:
         """Says nothing here: a server that starts takes both cores for itself."""
+
+    def is_garbage(self, text: str) -> bool:
+        """Models with random weights say anything; tests compare what they say."""
+        return False
 
     async def greedy(self, model: str, path: str = "/v1/completions") -> Reply:
         asked = {"prompt": "good evening", "max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
@@ -168,6 +174,60 @@ async def test_a_killed_supervisor_leaves_no_sleeper(tmp_path: Path) -> None:
             await house.start_server()
 
             assert tokens(await house.greedy("a")) == expected
+
+
+async def ended_requests(house: House, count: int) -> list[dict[str, Any]]:
+    """The requests that greenroom tells of, oldest first, once so many have ended: each is told a moment after its last byte."""
+    deadline = time.monotonic() + 30
+    while True:
+        rows = (await house.api("GET", "/api/requests")).json["requests"]
+        if len(rows) >= count and {row["outcome"] for row in rows} == {"ok"}:
+            return sorted(rows, key=lambda row: int(row["id"]))
+        assert time.monotonic() < deadline, f"not {count} ended requests: {rows}"
+        await asyncio.sleep(0.05)
+
+
+def usage_of(reply: Reply) -> tuple[int, int] | None:
+    """What the engine itself said that it read and wrote; None when it did not."""
+    assert reply.done, reply
+    parts = [json.loads(payload) for payload in reply.tokens] if reply.is_stream else [reply.json]
+    told = [part["usage"] for part in parts if part.get("usage")]
+    return (told[-1]["prompt_tokens"], told[-1]["completion_tokens"]) if told else None
+
+
+async def test_tokens_told_are_those_that_the_engine_counted(tmp_path: Path) -> None:
+    """Chat and completions, whole, long, as streams, of several choices; a stream without its usage tells none, and none is guessed."""
+    with PretendGpu(tmp_path, 1100) as gpu:
+        async with House(tmp_path, gpu, {"a": gpu.model_entry("a", kind="tiny", kv_mib=KV_MIB)}) as house:
+            with_usage = {"stream": True, "stream_options": {"include_usage": True}}
+            each_time = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+            forms: list[dict[str, Any]] = [
+                {},
+                {"max_tokens": 1},
+                {"n": 3},
+                {"logprobs": True, "top_logprobs": 5, "max_tokens": 200},  # the counts come after tens of KiB
+                with_usage,
+                {**with_usage, "max_tokens": 200},
+                {**with_usage, "n": 3},
+                each_time,
+                {"stream": True},
+            ]
+            said, asked = [], []
+            for path, what in (("/v1/chat/completions", "chat"), ("/v1/completions", "completion")):
+                for n, form in enumerate(forms):
+                    prompt = "good evening " * (n + 1)  # so that no two ask for the same
+                    words = {"prompt": prompt} if what == "completion" else {"messages": [{"role": "user", "content": prompt}]}
+                    if what == "completion" and "logprobs" in form:
+                        form = {"logprobs": 5, "max_tokens": form["max_tokens"]}
+                    reply = await (await house.ask("a", path=path, **{"max_tokens": 7 + n, "ignore_eos": True, **words, **form})).rest()
+                    said.append(usage_of(reply))
+                    asked.append(f"{path} {form}")
+            rows = await ended_requests(house, len(said))
+
+            told = [(row["tokens_in"], row["tokens_out"]) for row in rows]
+            assert dict(zip(asked, told, strict=True)) == {name: counts or (None, None) for name, counts in zip(asked, said, strict=True)}
+            assert [name for name, counts in zip(asked, said, strict=True) if counts is None] == [asked[8], asked[17]]
+            assert len({counts for counts in said if counts}) > 10, "counts that differ, or equality says nothing"
 
 
 def is_alive(pid: int) -> bool:
