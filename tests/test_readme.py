@@ -70,7 +70,8 @@ class Shell:
     @property
     def environment(self) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '/usr/bin:/bin')}"  # what `. .venv/bin/activate` does
-        return os.environ | {"PATH": path, "GREENROOM_URL": f"http://127.0.0.1:{self.port}", "PYTHONUNBUFFERED": "1"}
+        own = {"GREENROOM_URL": f"http://127.0.0.1:{self.port}", "XDG_STATE_HOME": str(self.folder / "state")}
+        return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1", **own}
 
     def line(self, text: str) -> str:
         return text.replace(f":{README_PORT}", f":{self.port}")
@@ -90,7 +91,7 @@ def shell(place: Path) -> Iterator[Shell]:
         port = probe.getsockname()[1]
     shell = Shell(place, port)
     (block,) = blocks("serve")
-    command = f"exec {block.text.strip()} --listen 127.0.0.1:{port} --state-dir {place / 'state'}"
+    command = f"exec {block.text.strip()} --listen 127.0.0.1:{port}"
     with open(place / "server.log", "wb") as log:
         server = subprocess.Popen(["bash", "-c", command], cwd=place, env=shell.environment, stdout=log, stderr=log, start_new_session=True)
     try:

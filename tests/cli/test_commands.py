@@ -13,10 +13,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
+from greenroom.cli.why import story
 from greenroom.control.facade import Result as Outcome
 from greenroom.core.facts import Operation, State
 from greenroom.core.views import DeviceView, ModelView
@@ -82,6 +84,23 @@ def test_ps_shows_every_state_and_what_comes_next(served: Served) -> None:
         "4 requests wait, the oldest for 2.1 s",
     ]
     assert result.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("static", "instance", "next"),
+    [
+        ({"ttl_auto": True, "ttl_auto_s": 540.0}, {"idle_s": 45.0}, "stops in 8 min, ttl: auto (≈ 9 min)"),
+        ({"ttl_auto": True, "ttl_auto_s": 30.0}, {"idle_s": 45.0}, "stops when its room is wanted, ttl: auto (≈ 30 s)"),
+        ({"ttl_auto": True, "ttl_auto_s": 540.0}, {"idle_s": None, "in_flight": 1}, "ttl: auto (≈ 9 min)"),
+        ({"ttl_auto": True, "ttl_auto_s": None}, {"idle_s": 45.0}, "ttl: auto"),
+        ({"ttl_auto": False, "ttl_auto_s": None, "ttl_s": 60.0}, {"idle_s": 45.0}, "stops in 15 s"),
+    ],
+)
+def test_ps_tells_what_an_automatic_ttl_comes_to(static: dict[str, object], instance: dict[str, Any], next: str, served: Served) -> None:
+    """As long as the server knows it."""
+    served.facade.models = {"chat": a_resident("chat", **instance)}
+    served.facade.statics = {"chat": static}
+    assert served.run("ps").output.splitlines()[1].endswith(f"  {next}")
 
 
 def test_ps_without_models_or_devices_is_an_empty_table(served: Served) -> None:
@@ -300,14 +319,14 @@ def test_followed_logs_end_with_exit_1_when_the_server_goes(served: Served) -> N
 
 
 def test_events_are_lines_with_clock_times(served: Served) -> None:
-    """Warnings stand out, a model-less event is greenroom's own."""
+    """With their levels; a model-less event is greenroom's own; no colours for who is no terminal."""
     now = time.time()
     evicted = {"at": now, "level": "warning"}
     served.facade.past = [an_event(1, "evicted: embed needed 300 MiB", **evicted), an_event(2, "started", model="", at=now)]
     lines = served.run("events").output.splitlines()
     assert [re.sub(r"^(.* )?\d\d:\d\d:\d\d", "T", line) for line in lines] == [
-        "T  chat  ! evicted: embed needed 300 MiB",
-        "T  greenroom  started",
+        "T  warning  chat  evicted: embed needed 300 MiB",
+        "T  info     greenroom  started",
     ]
     assert [json.loads(line)["id"] for line in served.run("events", "--json", "-n", "1").output.splitlines()] == [2]
 
@@ -348,6 +367,30 @@ def test_why_of_a_sleeper_tells_its_level_and_of_a_burnt_one_that_it_stops(serve
     assert served.run("why", "nap").output.splitlines()[0] == "nap is asleep at level 1; the last thing happened just now."
     last = served.run("why", "burnt").output.splitlines()[-1]
     assert last == "It stops instead of sleeping: 2 wakes went wrong. `greenroom sleep burnt` tries again."
+
+
+def test_why_ends_with_what_is_now_and_what_comes_next() -> None:
+    """As a server told it: clock times, causes with their figures, the present last; long lines go on below their beginning."""
+    told = json.loads((Path(__file__).parent / "recorded.json").read_text(encoding="utf-8"))["why"]
+    now = told["story"][-1]["at"]
+    head, *causes, last = story(told, now)
+    assert head.startswith("coder-14b is asleep at level 1; the last thing happened ")
+    assert all(re.fullmatch(r"  \d\d:\d\d:\d\d  \S.*", line) for line in causes)
+    assert any("put to sleep (level 1): agent-32b needed 43.0 GiB; idle " in line for line in causes)
+    assert last.startswith("Now: ")
+    assert last.endswith(told["story"][-1]["text"])
+    narrow = story(told, now, 60)
+    assert max(len(line) for line in narrow[1:-1]) <= 60
+    assert " ".join(" ".join(narrow[1:-1]).split()) == " ".join(" ".join(causes).split())
+
+
+def test_events_have_colours_on_a_terminal_only(served: Served) -> None:
+    """By level, and none where NO_COLOR asks for that."""
+    served.facade.past = [an_event(1, "evicted", level="warning"), an_event(2, "ready")]
+    assert "\x1b[" not in served.run("events").output
+    _, screen = on_a_terminal(served, "events")
+    warning, info = screen.decode().splitlines()
+    assert (warning[:5], info[:1].isdigit(), info.count("\x1b")) == ("\x1b[33m", True, 0)
 
 
 def test_why_of_an_untouched_model_says_so(served: Served) -> None:
@@ -453,7 +496,7 @@ def test_version_and_help() -> None:
     """`--version` is one line; `--help` names every command of the design."""
     assert re.fullmatch(r"greenroom \d+\.\d+\.\d+\S*\n", run("--version").output)
     shown = run("--help").output
-    names = "serve demo check ps load unload sleep wake pin unpin logs events why config"
+    names = "serve demo check ps top load unload sleep wake pin unpin logs events why config"
     assert [name for name in names.split() if not re.search(rf"^  {name} ", shown, re.MULTILINE)] == []
 
 

@@ -99,3 +99,11 @@ def test_clock_times_carry_the_date_only_when_it_is_another_day() -> None:
     noon = 1_700_049_600.0
     assert len(text.clock(noon, noon + 60)) == len("12:00:00")
     assert len(text.clock(noon - 200_000, noon)) == len("2023-11-13 12:00:00")
+
+
+def test_wrapped_lines_keep_every_word_while_there_are_lines() -> None:
+    """Broken between words; the last line tells that something is missing; a word that is too long is cut."""
+    assert text.wrapped("the actor waits", 9, 3) == ["the actor", "waits"]
+    assert text.wrapped("the actor waits for it", 9, 2) == ["the actor", "waits fo…"]
+    assert text.wrapped("incomprehensible", 6, 2) == ["incom…"]
+    assert text.wrapped("", 6, 2) == [""]

@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "demo": ("greenroom.cli.demo_cmd:demo", "Show a chat model, an embedder and a reranker sharing memory for two."),
     "check": ("greenroom.cli.check:check", "Check a configuration file and what fits where."),
     "ps": ("greenroom.cli.ps:ps", "List models, what they hold and what happens next."),
+    "top": ("greenroom.cli.top:top", "Watch devices, models and the queue."),
     "load": ("greenroom.cli.load:load", "Bring a model up and wait until it is ready."),
     "unload": ("greenroom.cli.load:unload", "Stop a model and give its memory back."),
     "sleep": ("greenroom.cli.load:sleep", "Put a model to sleep: quick to wake, little GPU memory held."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,6 +14,7 @@ from greenroom.cli import client, text
 
 EVENTS_DEFAULT = 50
 EVENTS_MAX = 5_000
+STYLES = {"warning": "yellow", "error": "red"}  # of a level, on a terminal
 
 
 @click.command()
@@ -51,12 +53,17 @@ def tell(event: dict[str, Any], as_json: bool) -> None:
     if as_json:
         client.print_json_line(event)
     else:
-        click.echo(sentence(event, time.time()))
+        told = sentence(event, time.time(), with_level=True)
+        style = None if os.environ.get("NO_COLOR") else STYLES.get(str(event.get("level")))
+        click.echo(click.style(told, fg=style) if style else told)  # colours go no further than to a terminal
 
 
-def sentence(event: dict[str, Any], now_unix_s: float) -> str:
-    """`14:02:11  qwen  evicted: ...`."""
+def sentence(event: dict[str, Any], now_unix_s: float, *, with_level: bool = False) -> str:
+    """`14:02:11  warning  qwen  evicted: ...`; without levels `14:02:11  qwen  ! evicted: ...`."""
     when = text.clock(event["at"], now_unix_s) if "at" in event else "-"
     model = text.safe(str(event.get("model") or "greenroom"))
-    mark = "! " if event.get("level") == "warning" else ""
-    return f"{when}  {model}  {mark}{text.safe(str(event.get('text') or event.get('kind', '')))}"
+    level = text.safe(str(event.get("level") or "info"))
+    said = text.safe(str(event.get("text") or event.get("kind", "")))
+    if with_level:
+        return f"{when}  {level:<7}  {model}  {said}"
+    return f"{when}  {model}  {'' if level == 'info' else '! '}{said}"

@@ -145,7 +145,7 @@ def next_of(model: dict[str, Any], one: dict[str, Any], ascii: bool) -> str:
         return f"leaves after {text.count(one['in_flight'], 'request')}"
     if state in ("stopped", "failed"):
         return next_of_absent({**model, "state": state})
-    steps = (wakes(model) if state == "asleep" else "", "stays (pinned)" if model["pinned"] else ladder(model, one))
+    steps = (wakes(model) if state == "asleep" else "", "stays (pinned)" if model["pinned"] else ladder(model, one, ascii))
     return ", ".join(filter(None, steps))
 
 
@@ -156,15 +156,29 @@ def wakes(model: dict[str, Any]) -> str:
     return "" if model.get("eta_s") is None else f"wakes in about {text.duration(model['eta_s'])}"
 
 
-def ladder(model: dict[str, Any], one: dict[str, Any]) -> str:
+def ladder(model: dict[str, Any], one: dict[str, Any], ascii: bool = False) -> str:
     """When an idle model sleeps or stops by itself."""
+    is_ready = one["state"] == "ready"
+    auto = f"ttl: {auto_ttl(model, ascii)}" if model.get("ttl_auto") and is_ready else ""
     if one["idle_s"] is None:
-        return ""
-    steps = [("stops", model.get("ttl_s"))]
-    if one["state"] == "ready" and model["sleep"]["levels"]:
+        return auto
+    steps = [("stops", model.get("ttl_auto_s") if auto else model.get("ttl_s"))]
+    if is_ready and model["sleep"]["levels"]:
         steps.append(("sleeps", model.get("sleep_after_s")))
-    due = sorted((after_s - one["idle_s"], word) for word, after_s in steps if after_s)
-    return f"{due[0][1]} in {text.brief(max(0.0, due[0][0]))}" if due else ""
+    due = sorted((after_s - one["idle_s"], word) for word, after_s in steps if after_s is not None and (after_s or auto))
+    if not due:
+        return auto
+    left_s, word = due[0]
+    if auto and word == "stops" and left_s <= 0:
+        return f"stops when its room is wanted, {auto}"
+    said = f"{word} in {text.brief(max(0.0, left_s))}"
+    return f"{said}, {auto}" if auto else said
+
+
+def auto_ttl(model: dict[str, Any], ascii: bool) -> str:
+    """`auto (≈ 9 min)`: how long it would stay idle, as things are."""
+    stay_s = model.get("ttl_auto_s")
+    return "auto" if stay_s is None else f"auto ({'about' if ascii else '≈'} {text.brief(stay_s)})"
 
 
 def device_lines(devices: list[dict[str, Any]], asleep_mib: int, ascii: bool) -> list[str]:

@@ -55,6 +55,20 @@ def cut(text: str, cells_max: int) -> str:
     return "".join(kept) + "…"
 
 
+def wrapped(text: str, cells_max: int, lines_max: int) -> list[str]:
+    """`text` in lines of at most `cells_max` columns, broken between words; what is too much ends in …"""
+    lines: list[str] = [""]
+    for word in text.split(" "):
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if cells(joined) <= cells_max or not lines[-1]:
+            lines[-1] = joined
+        else:
+            lines.append(word)
+    if len(lines) > lines_max:
+        lines = [*lines[: lines_max - 1], " ".join(lines[lines_max - 1 :])]
+    return [cut(line, cells_max) for line in lines]
+
+
 def size(mib: float | None) -> str:
     """`512 MiB`, `4.3 GiB`; `-` when it is not known."""
     if mib is None:

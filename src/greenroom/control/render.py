@@ -10,7 +10,7 @@ from greenroom.core.facts import Operation, SleepTier, State
 from greenroom.core.views import DeviceView, InstanceView, ModelView, QueueView, View
 
 # Static facts of a model worth showing in every status; the rest is in GET /api/models/{id} only.
-STATIC_IN_STATUS = ("name", "description", "ttl_s", "sleep_after_s")
+STATIC_IN_STATUS = ("name", "description", "ttl_s", "ttl_auto", "ttl_auto_s", "sleep_after_s")
 
 # llama-swap knows five states; its clients look for `ready` and treat unknown words as an error.
 RUNNING_STATES: Mapping[State, str] = {

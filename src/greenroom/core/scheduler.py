@@ -584,6 +584,11 @@ class Scheduler:
         need = entry.need_mib if entry.need_source == "measured" else None
         return need, entry.costs.up_s, entry.costs.down_s
 
+    def stay_s(self, model: str) -> float | None:
+        """How long it stays idle as things are; None unless `ttl` is found from its own gaps."""
+        entry = self._stage.entries.get(model)
+        return entry.costs.stay_s(entry.model, self._stage.policy) if entry is not None and entry.model.ttl_auto else None
+
     def learned_tiers(self, model: str) -> tuple[SleepTier, ...]:
         """The sleep levels of a model that have been used, with what they were measured to cost."""
         entry = self._stage.entries.get(model)

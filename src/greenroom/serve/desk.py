@@ -25,7 +25,7 @@ from greenroom.shell.heart import Shell
 
 from . import engine_metrics
 from .accounts import Accounts
-from .lookout import Lookout
+from .lookout import Lookout, rounded
 from .wiring import Plan
 
 EVENTS_KEPT = 512  # for a late or returning subscriber
@@ -184,6 +184,8 @@ class Desk(Lookout):
             "name": config.name,
             "description": config.description,
             "ttl_s": config.ttl_s,
+            "ttl_auto": config.ttl_auto,
+            "ttl_auto_s": rounded(self._shell.scheduler.stay_s(model)),
             "sleep_after_s": config.sleep_after_s,
             "parallel": lowered.parallel,
             "queue_limit": config.queue_limit,
