@@ -25,6 +25,7 @@ from greenroom.config.schema import (
     KeySection,
     ModelSection,
     SleepSection,
+    TracingSection,
     WarmupSection,
     json_schema,
 )
@@ -73,6 +74,8 @@ def test_the_json_schema_accepts_what_loads(example: str) -> None:
         "apiKeys: [{key: k, limits: 1}]\nmodels: {a: {cmd: 'x ${PORT}'}}",
         "nope: 1\nmodels: {}",
         "scheduling: {nope: 1}\nmodels: {}",
+        "tracing: {nope: 1}\nmodels: {}",
+        "tracing: {sample: 2}\nmodels: {}",
         "logLevel: info",
     ],
 )
@@ -95,7 +98,7 @@ def test_every_key_is_documented() -> None:
     """Nothing can be added to the schema without a word about it."""
     sections = (ConfigFile, ModelSection, DeviceSection, GroupSection, FiltersSection, WarmupSection, ContainerSection, KeySection)
     sleep = (SleepSection, CallSection, AsleepSection)
-    keys = {key for section in (*sections, *sleep) for key in section.model_fields} | set(SYNONYMS)
+    keys = {key for section in (*sections, *sleep, TracingSection) for key in section.model_fields} | set(SYNONYMS)
     keys |= {foreign.place[-1] for foreign in (*REFUSED, *NO_EFFECT)}
     words = set(re.findall(r"[A-Za-z_]+", PAGE))
     assert keys - words == set()

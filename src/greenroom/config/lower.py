@@ -17,6 +17,7 @@ from .model import (
     ModelConfig,
     SizeSpec,
     SleepConfig,
+    TracingConfig,
     WarmupConfig,
 )
 from .schema import CallSection, ConfigFile, ContainerSection, DeviceSection, FiltersSection, ModelSection, SleepSection, key_name
@@ -149,5 +150,6 @@ def lower(path: str, top: ConfigFile, models: tuple[ModelConfig, ...], names: Ma
         cors_origins=top.cors_origins,
         policy=top.scheduling,
         limits=top.limits,
+        tracing=None if top.tracing is None else TracingConfig(top.tracing.endpoint, top.tracing.service_name, top.tracing.sample),
         warnings=warnings,
     )

@@ -165,6 +165,15 @@ class KeyConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TracingConfig:
+    """Where OpenTelemetry traces are sent."""
+
+    endpoint: str = "http://127.0.0.1:4318"
+    service_name: str = "greenroom"
+    sample: float = 1.0  # share of the requests
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     path: str
     models: tuple[ModelConfig, ...]
@@ -182,6 +191,7 @@ class Config:
     cors_origins: tuple[str, ...] = ("*",)  # origins allowed to read the inference API
     policy: Mapping[str, float] = field(default_factory=dict)  # scheduling constants by name (core.facts.Policy)
     limits: Mapping[str, int | float] = field(default_factory=dict)  # data-plane limits by name (proxy.limits)
+    tracing: TracingConfig | None = None  # None: nothing is sent
     warnings: tuple[str, ...] = ()  # `file:line: sentence`, shown by check and at start
 
     @property

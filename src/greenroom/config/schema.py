@@ -344,6 +344,28 @@ def _url(value: object) -> str:
     return url.rstrip("/")
 
 
+def _collector(value: object) -> str:
+    url = _text(value)
+    if "@" in url:  # the message must not show a password
+        raise ValueError("the address of a collector holds no user or password. Write http://host:4318.")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ValueError(f"{quoted(url)} is not the address of a collector. Write http://127.0.0.1:4318.") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or not _can_be_sent(url):
+        raise ValueError(f"{quoted(url)} is not the address of a collector. Write http://127.0.0.1:4318.")
+    if parts.query or parts.fragment:
+        raise ValueError(f"{quoted(url)} has a query or fragment. Write http://host:4318.")
+    return url.rstrip("/")
+
+
+def _share(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ValueError(f"{quoted(value)} is not a number from 0 to 1. Write 1 for all, or 0.1 for one in ten.")
+    return float(value)
+
+
 def _check_path(value: object) -> str:
     path = _text(value)
     if path == "none":
@@ -488,6 +510,8 @@ Arguments: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_arguments), _
 Environment: TypeAlias = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_environment), _ENV]
 Url: TypeAlias = Annotated[str, BeforeValidator(_url), WithJsonSchema({"type": "string"})]
 CheckPath: TypeAlias = Annotated[str, BeforeValidator(_check_path), WithJsonSchema({"type": "string"})]
+CollectorUrl: TypeAlias = Annotated[str, BeforeValidator(_collector), WithJsonSchema({"type": "string"})]
+Share: TypeAlias = Annotated[float, BeforeValidator(_share), _any_of({"type": "number", "minimum": 0, "maximum": 1})]
 CallPath: TypeAlias = Annotated[str, BeforeValidator(_call_path), WithJsonSchema({"type": "string", "pattern": "^/|^\\$\\{"})]
 Level: TypeAlias = Annotated[int, BeforeValidator(_level), WithJsonSchema({"enum": [1, 2, "1", "2"]})]
 FieldPath: TypeAlias = Annotated[str, BeforeValidator(_field_path), _WORD]
@@ -769,6 +793,14 @@ class RoutingSection(Section):
     scheduler: RoutingScheduler = Field(default_factory=RoutingScheduler)
 
 
+class TracingSection(_Lean):
+    """Where traces of requests are sent; needs the packages of greenroom[otel]."""
+
+    endpoint: CollectorUrl = Field(default="http://127.0.0.1:4318", description="Address of an OTLP collector (HTTP); /v1/traces is added.")
+    service_name: KeyName = Field(default="greenroom", description="What this server is called in traces.")
+    sample: Share = Field(default=1.0, description="Share of the requests that are traced, 0 to 1.")
+
+
 class ConfigFile(Section):
     """greenroom.yaml: which models there are, how their engines are started, and what memory they may use."""
 
@@ -794,6 +826,7 @@ class ConfigFile(Section):
     cors_origins: Texts = Field(default=("*",), description="Origins allowed to read the inference API from a browser.")
     scheduling: Constants = Field(default_factory=dict, description="Constants of the scheduling rules, by name.")
     limits: Limits = Field(default_factory=dict, description="Limits of the data plane, by name.")
+    tracing: TracingSection | None = Field(default=None, description="Send OpenTelemetry traces; nothing is sent without it.")
     logRequests: NoEffect = None
     metricsMaxInMemory: NoEffect = None
     store: NoEffect = None

@@ -29,6 +29,7 @@ from greenroom.host.logs import LogRing
 from greenroom.host.supervisor import Supervisor, end_leftovers, start_watcher
 from greenroom.ledger.footprints import Footprints, Learned, LearnedTier
 from greenroom.ledger.store import Ledger
+from greenroom.ledger.traces import MissingExtra, Traces, require
 from greenroom.proxy import server as data_plane
 from greenroom.proxy.guards import Guards
 from greenroom.proxy.keys import Keys
@@ -61,6 +62,7 @@ def serve_forever(config_path: str, listen: str | None, state_dir: str | None, *
     try:
         host, port = parse_listen(listen or DEFAULT_LISTEN)
         check_public(host, config, no_auth)
+        check_tracing(config)
         home = prepare_state_dir(state_dir)
         server = GreenroomServer(config, config_path, (host, port), home, strict=strict)
         return uvloop.run(server.run())
@@ -94,6 +96,16 @@ def check_public(host: str, config: Config, no_auth: bool) -> None:
         )
 
 
+def check_tracing(config: Config) -> None:
+    """Refuse to start without the packages that `tracing` needs."""
+    if config.tracing is None:
+        return
+    try:
+        require()
+    except MissingExtra as exc:
+        raise Refused(str(exc)) from exc
+
+
 def prepare_state_dir(given: str | None) -> Path:
     base = Path(given) if given else Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "greenroom"
     try:
@@ -120,7 +132,11 @@ class GreenroomServer:
         supervisor = start_watcher(self.home)
         learned = Footprints(self.home / "ledger.sqlite")
         self.ledger = Ledger(self.home / "journal.sqlite")
+        self._traces: Traces | None = None
         try:
+            if tracing := self.config.tracing:
+                self._traces = Traces.to(tracing.endpoint, service_name=tracing.service_name, sample=tracing.sample)
+                self.ledger.listeners.append(self._traces)
             found, left = await end_leftovers(supervisor)
             if found:
                 log.warning("%d processes of an earlier run were ended%s", len(found), f", {len(left)} are still there" if left else "")
@@ -130,6 +146,8 @@ class GreenroomServer:
             self.gpus.close()
             await supervisor.close()
             await asyncio.to_thread(self.ledger.close)
+            if self._traces is not None:
+                await asyncio.to_thread(self._traces.close)
             self._own_log.close()
             os.close(lock)
 
@@ -290,6 +308,8 @@ class GreenroomServer:
             for problem in exc.problems:
                 log.error("reload refused, the configuration stays as it was: %s", problem)
             return
+        if config.tracing != self.config.tracing:
+            log.warning("`tracing` has changed; that counts from the next start")
         self._take(plan)
         log.info("configuration read again: %d models", len(plan.setup.models))
 
