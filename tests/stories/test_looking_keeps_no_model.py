@@ -58,5 +58,7 @@ async def test_the_idle_ladder_goes_on_under_every_look(tmp_path: Path) -> None:
         assert {name: rig.starts(name) for name in models} == {"idle": 1, "deep": 1, "cold": 0}
         assert rig.journal(event="wake_end") == []
         assert (await rig.model("deep"))["state"] == "asleep"
-        asked = [line["target"].partition("?")[0] for name in models for line in rig.journal(name, "begin")[begun[name] :]]
-        assert set(asked) <= CHECKS, asked
+        asked = {name: {line["target"].partition("?")[0] for line in rig.journal(name, "begin")[begun[name] :]} for name in models}
+        assert set().union(*asked.values()) <= CHECKS, asked
+        assert "/metrics" in asked["idle"], "engines that serve are asked for their figures"
+        assert "/metrics" not in asked["deep"], "a sleeper is not even asked for those"
