@@ -27,6 +27,7 @@ async def test_a_pair_is_named_within_six_switches(tmp_path: Path) -> None:
     models = {"chat": fake(vram=8000, ready_after=0.3), "title": fake(vram=5000, ready_after=0.15)}
     async with Rig(tmp_path, models) as rig:
         starts = await take_turns(rig)
+        status = await rig.status()
         events = await rig.events()
         thrash = [event for event in events if event["kind"] == "thrash"]
         ratio = next(
@@ -44,6 +45,8 @@ async def test_a_pair_is_named_within_six_switches(tmp_path: Path) -> None:
         assert "swaps in" in text
         assert "holding all needs 2.9 GiB more" in text
         assert "pin one" in text
+        assert [(one["models"], one["device"]) for one in status["thrash"]] == [(["chat", "title"], "bench0")]
+        assert "take turns on bench0" in status["advice"]["headline"]["text"]
         assert len(lines_of(rig, "take turns")) == 1
         assert 0 < ratio < 1
 

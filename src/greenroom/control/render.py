@@ -7,6 +7,7 @@ from typing import Any
 
 from greenroom.control.facade import Facade, Result
 from greenroom.core.facts import Operation, SleepTier, State
+from greenroom.core.thrash import Circle
 from greenroom.core.views import DeviceView, InstanceView, ModelView, QueueView, View
 
 # Static facts of a model worth showing in every status; the rest is in GET /api/models/{id} only.
@@ -42,8 +43,30 @@ def status(facade: Facade) -> dict[str, Any]:
             "oldest_s": seconds(view.queue_oldest_s),
             "models": [waiting(one, facade) for one in facade.queue()],
         },
-        "advice": {"headline": facade.headline()},
+        "thrash": [circle(one, view.at) for one in view.thrash],
+        "advice": {"headline": facade.headline() or thrashing(view)},
     }
+
+
+def circle(found: Circle, at: float) -> dict[str, Any]:
+    """Models that take turns on a device now, and what that costs."""
+    return {
+        "models": list(found.models),
+        "device": found.device,
+        "since_s": seconds(at - found.since),
+        "swaps": found.swaps,
+        "moving_s": seconds(found.moving_s),
+        "share": round(found.share, 3),
+    }
+
+
+def thrashing(view: View) -> dict[str, Any] | None:
+    """The headline while the advice is not made yet."""
+    if not view.thrash:
+        return None
+    worst = max(view.thrash, key=lambda one: one.share)
+    text = f"{' and '.join(worst.models)} take turns on {worst.device}: {worst.swaps} swaps cost {worst.moving_s:.0f} s."
+    return {"text": text, "link": "#/advice", "severity": "warn"}
 
 
 def waiting(view: QueueView, facade: Facade) -> dict[str, Any]:

@@ -606,7 +606,8 @@ class Scheduler:
             wanted_by = wanting(stage) if stage.waiting else {}
             models = tuple(self._view_model(entry, wanted_by) for entry in stage.entries.values())
             oldest = max((model.oldest_s for model in models), default=0.0)
-            return View(stage.now, tuple(map(self._view_device, stage.book.pools)), models, stage.clients, oldest)
+            devices = tuple(map(self._view_device, stage.book.pools))
+            return View(stage.now, devices, models, stage.clients, oldest, tuple(stage.turns.now(stage.now)))
 
     def queue(self, at: float) -> tuple[QueueView, ...]:
         """Every model that clients wait for, with the reason; longest first."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .facts import SleepTier, State
+from .thrash import Circle
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +138,4 @@ class View:
     models: tuple[ModelView, ...]
     queue_length: int
     queue_oldest_s: float
+    thrash: tuple[Circle, ...] = ()  # models that take turns on a device at the moment

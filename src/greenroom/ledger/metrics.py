@@ -81,6 +81,7 @@ METRICS: Final[Mapping[str, Metric]] = {
     "greenroom_device_available_bytes": Metric("gauge", ("device",), "Host RAM that can be taken without swapping."),
     "greenroom_device_lane_busy": Metric("gauge", ("device",), "1 while a model comes or goes on a device."),
     "greenroom_device_swap_ratio": Metric("gauge", ("device",), "Share of the last 5 minutes in which models came or went on a device."),
+    "greenroom_device_thrashing_models": Metric("gauge", ("device",), "Models that take turns on a device at the moment."),
     "greenroom_queue": Metric("gauge", (), "Requests that wait, of all models."),
     "greenroom_queue_oldest_seconds": Metric("gauge", (), "Age of the oldest request that waits."),
     "greenroom_requests_total": Metric(
@@ -309,6 +310,8 @@ class Metrics:
             past = self._swaps.get(device.id, ())
             while past and past[0][1] < now - SHARE_S:
                 past.popleft()
+            in_turns = (len(one.models) for one in view.thrash if one.device == device.id)
+            page.add("greenroom_device_thrashing_models", label, max(in_turns, default=0))
             page.add("greenroom_device_swap_ratio", label, covered([*past, *moving.get(device.id, ())], now - SHARE_S, now) / SHARE_S)
 
 
