@@ -129,6 +129,29 @@ def test_the_same_run_at_another_time_gives_the_same_rows() -> None:
     assert all(b.at == pytest.approx(a.at + 4096.0, abs=1e-6) for a, b in zip(early, late, strict=True))
 
 
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_the_short_way_of_hot_requests_gives_the_same_rows(first: int) -> None:
+    """To the last bit, whatever becomes of a request that began hot."""
+    hot = 0
+    for seed in range(first, first + 10):
+        told = run(seed)
+        long, short = Chronicle(told.setup, OFFSET_S), Chronicle(told.setup, OFFSET_S)
+        for event, actions in told.steps:
+            if isinstance(event, RequestArrived) and len(actions) == 1 and isinstance(actions[0], Admit) and actions[0].start == "hot":
+                hot += 1
+                priority = event.priority.value if event.priority is not None else None
+                short.hot_arrival(event.at, event.request, event.model, event.client, priority, actions[0].generation)
+                found: list[Row] = []
+            elif isinstance(event, RequestFinished) and not actions:
+                row = short.hot_end(event.at, event.request, event.outcome.value)
+                found = [row] if row is not None else []
+            else:
+                found = short.feed(event, actions)
+            assert found == long.feed(event, actions)
+            assert short.open_requests == long.open_requests
+    assert hot
+
+
 def test_events_are_journalled_where_asked_for() -> None:
     told = run(3)
     chronicle = Chronicle(told.setup, OFFSET_S, journal=True)

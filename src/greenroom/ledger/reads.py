@@ -186,9 +186,9 @@ class Reads:
             for piece, offset_s, lines in pieces:
                 last = piece
                 for line in schema.lines_in(lines):
-                    event = schema.event_from_line(line, offset_s)
-                    if low <= event.at < high:
-                        yield event
+                    for event in schema.events_from_line(line, offset_s):
+                        if low <= event.at < high:
+                            yield event
             if len(pieces) < PIECES_AT_ONCE:
                 return
 

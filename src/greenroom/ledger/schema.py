@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
 
 import msgspec
 
-from greenroom.core.facts import Action, Event
+from greenroom.core.facts import Action, Admit, Event, Outcome, Priority, RequestArrived, RequestFinished
 
 from . import codec
 from .rows import BootRow, EventRow, RequestRow, SampleRow, TellRow, TransitionRow
@@ -52,6 +53,7 @@ STEPS: Final = (
         "offset_s REAL NOT NULL, count INTEGER NOT NULL, lines BLOB NOT NULL)",
         "CREATE INDEX journal_until ON journal (until)",
     ),
+    (),  # the journal may hold lines of many hot events, which an older greenroom could not read
 )
 VERSION: Final = len(STEPS)
 PRUNED: Final = ("journal", "samples", "tells", "transitions", "requests")  # boots are few; those without events go with the journal
@@ -73,6 +75,7 @@ INSERTS: Final[Mapping[str, tuple[str, int]]] = {  # table -> how a row goes in,
     "journal": ("INSERT INTO journal (run, at, until, offset_s, count, lines) VALUES ", 6),
 }
 ROWS_AT_ONCE: Final = 64  # in one statement
+REQUEST_VALUES: Final = 20  # of `request_values`
 
 
 def insert(db: sqlite3.Connection, table: str, rows: Sequence[Sequence[Any]]) -> None:
@@ -83,6 +86,22 @@ def insert(db: sqlite3.Connection, table: str, rows: Sequence[Sequence[Any]]) ->
     for first in range(0, len(rows), many):
         some = rows[first : first + many]
         db.execute(head + ", ".join([marks] * len(some)), list(chain.from_iterable(some)))
+
+
+def insert_requests(db: sqlite3.Connection, rows: Sequence[Sequence[Any]], run: int) -> None:
+    """Values as of `request_values`; what follows from them the database works out: a copy of each row costs more than that."""
+    for first in range(0, len(rows), ROWS_AT_ONCE):
+        some = rows[first : first + ROWS_AT_ONCE]
+        db.execute(_requests_in(len(some), run), list(chain.from_iterable(some)))
+
+
+@lru_cache(2 * ROWS_AT_ONCE)
+def _requests_in(count: int, run: int) -> str:
+    width, marks = REQUEST_VALUES, []
+    for first in range(0, count * width, width):
+        waits = " + ".join(f"?{first + 1 + place}" for place in range(QUEUE_S, WAKE_S + 1))
+        marks.append(f"({run << RUN_SHIFT} + ?, {', '.join('?' * (width - 1))}, {waits})")
+    return INSERTS["requests"][0] + ", ".join(marks)
 
 
 def migrate(db: sqlite3.Connection) -> None:
@@ -165,6 +184,7 @@ def _packed(value: Any) -> str:
 
 # ------------------------------------------------------------------ the journal's lines
 
+HOT: Final = "Hot"
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -178,8 +198,39 @@ def lost_line(at: float, count: int) -> bytes:
     return _encode(("Lost", {"at": at, "count": count}, []))
 
 
-def event_from_line(line: bytes, offset_s: float) -> EventRow:
+def hot_line(kinds: Iterable[Sequence[Any] | str], events: Sequence[Any]) -> bytes:
+    """Many events of hot requests, as `at, request, number of its kind` each.
+
+    A kind is (model, client, priority, generation) of an arrival that was admitted at once, or the outcome of an end that
+    led to nothing.
+    """
+    return _encode((HOT, list(kinds), events))
+
+
+def hot_events(kinds: Sequence[Sequence[Any] | str], events: Sequence[Any]) -> Iterator[tuple[Event, tuple[Action, ...]]]:
+    """What such a line stands for."""
+    told = iter(events)
+    for at, request, number in zip(told, told, told, strict=True):
+        kind = kinds[number]
+        if isinstance(kind, str):
+            yield RequestFinished(at, request, Outcome(kind)), ()
+        else:
+            model, client, priority, generation = kind
+            arrived = RequestArrived(at, request, model, Priority(priority) if priority is not None else None, None, client)
+            yield arrived, (Admit(request, model, generation, "hot"),)
+
+
+def events_from_line(line: bytes, offset_s: float) -> Iterator[EventRow]:
     kind, event, actions = msgspec.json.decode(line)
+    if kind != HOT:
+        yield _event_from(kind, event, actions, offset_s)
+        return
+    for one, answers in hot_events(event, actions):
+        plain = msgspec.to_builtins(one)
+        yield _event_from(type(one).__name__, plain, [(type(answer).__name__, msgspec.to_builtins(answer)) for answer in answers], offset_s)
+
+
+def _event_from(kind: str, event: dict[str, Any], actions: Iterable[tuple[str, dict[str, Any]]], offset_s: float) -> EventRow:
     clock = event.get("at", 0.0)
     told = tuple({codec.TYPE: name, **action} for name, action in actions)
     return EventRow(clock + offset_s, clock, kind, event.get("model", ""), {codec.TYPE: kind, **event}, told)

@@ -25,7 +25,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from greenroom.core.facts import Action, Event, Setup
+from greenroom.core.facts import Action, Admit, Event, Outcome, RequestArrived, RequestFinished, Setup
 
 from . import codec, schema
 from .chronicle import Book, Chronicle, Row
@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 
 SLICE: Final = 256  # of what was taken in, between two breaths of the writer: the loop shall never wait long for the interpreter
 BREATH_S: Final = 0.0002
-GATHER_S: Final = 0.25  # so long things come together before they are written
+GATHER_S: Final = 1.0  # so long things come together before they are written
 JOIN_S: Final = 5.0  # the two words about a request's end come within this, or it is written with one
-PIECE_EVENTS: Final = 256  # of the journal, packed together ...
+PIECE_EVENTS: Final = 1024  # of the journal, packed together ...
 PIECE_S: Final = 5.0  # ... or as many as came in this time
 BUSY_S: Final = 2.0  # another process writes: wait this long, then it counts as a fault
 RETRY_S: Final = 15.0  # a disk that failed is tried again after this
@@ -50,6 +50,7 @@ PRUNE_SHARE: Final = 0.05  # of each table, the oldest first, while the file is 
 OFFSET_SLACK_S: Final = 0.1  # a wall clock that is off by less is not followed
 CLOSE_S: Final = 3.0
 WAL_MIB_MAX: Final = 16
+_OK: Final = Outcome.OK
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,13 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class _Seen:
+    event: Event
+    actions: Sequence[Action]
+    book: Book | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Boot:
     at: float
     setup: Setup
@@ -130,6 +138,8 @@ class Ledger:
         self._clock, self._wall, self._gather_s, self._retry_s = clock, wall, gather_s, retry_s
         self._queue: deque[object] = deque()
         self._some, self._hurry = threading.Event(), threading.Event()
+        self._room = self.limits.queued  # none while it is closing
+        self._woken = False  # as `_some`, for a tenth of the time that it takes to ask that
         self._closing = False
         self._disk = _Disk(Path(path) if path is not None else None, self.limits)
         self.find = Reads(self._disk.reader, self._disk.doubted.set)
@@ -138,7 +148,11 @@ class Ledger:
         self._records: dict[int, tuple[Told, float]] = {}  # of the data plane, waiting for the core
         self._lines: list[bytes] = []
         self._lines_from = self._lines_until = 0.0
+        self._lines_count = 0  # events in them
+        self._hot: list[Any] = []  # events of hot requests, one after the other, that are no line yet
+        self._hot_kinds: dict[tuple[str, str, str | None, int] | str, int] = {}
         self._batch: defaultdict[str, list[Sequence[Any]]] = defaultdict(list)
+        self._now = clock()  # when what waited was last looked at
         self._dropped_seen = 0
         self._failed = False
         self._pruned_at = clock()
@@ -149,25 +163,51 @@ class Ledger:
 
     def saw(self, event: Event, actions: Sequence[Action], book: Book | None = None) -> None:
         """A hook of the shell.  `book`: what is booked after it, where that is known."""
-        self._take((event, actions, book))
+        queue = self._queue
+        if len(queue) >= self._room:
+            self.dropped += 1
+            return
+        # Of the two events of a hot request only bare values are kept: what the collector need not look at, and what is
+        # gone from the cache soon is little.
+        kind = event.__class__
+        if kind is RequestArrived:
+            assert isinstance(event, RequestArrived)
+            if len(actions) == 1 and book is None and event.deadline_s is None:
+                admit = actions[0]
+                if admit.__class__ is Admit and admit.start == "hot" and admit.request == event.request and admit.model == event.model:
+                    priority = event.priority.value if event.priority is not None else None
+                    queue.append((event.at, event.request, event.model, event.client, priority, admit.generation))
+                    if not self._woken:
+                        self._wake()
+                    return
+        elif kind is RequestFinished and not actions and book is None:
+            assert isinstance(event, RequestFinished)
+            queue.append((event.at, event.request, "ok" if event.outcome is _OK else event.outcome.value))
+            if not self._woken:
+                self._wake()
+            return
+        queue.append(_Seen(event, actions, book))
+        if not self._woken:
+            self._wake()
 
     def ended(self, record: Told) -> None:
         """The data plane's word about a request; one without a number was never asked for, and is not remembered."""
         if record.request:
-            self._take((record, self._clock()))
+            if len(self._queue) >= self._room:
+                self.dropped += 1
+                return
+            self._queue.append((record, self._clock()))
+            if not self._woken:
+                self._wake()
 
     def boot(self, setup: Setup, version: str = "", *, why: str = "") -> None:
         """These settings hold from now on: at the start, before a reload, and (with `why`) when the book is built anew."""
         self._queue.append(_Boot(self._clock(), setup, version, why))  # however long the queue is: nothing is read without it
-        self._some.set()
+        self._wake()
 
-    def _take(self, item: object) -> None:
-        if len(self._queue) >= self.limits.queued or self._closing:
-            self.dropped += 1
-            return
-        self._queue.append(item)
-        if not self._some.is_set():
-            self._some.set()
+    def _wake(self) -> None:
+        self._woken = True
+        self._some.set()
 
     # ------------------------------------------------------------------ called on any thread
 
@@ -181,7 +221,7 @@ class Ledger:
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Write what is left, for a bounded time."""
-        self._closing = True
+        self._closing, self._room = True, 0
         self._hurry.set()
         self._some.set()
         self._thread.join(timeout_s)
@@ -202,13 +242,14 @@ class Ledger:
                 self._hurry.wait(self._gather_s)
             self._hurry.clear()
             self._some.clear()
+            self._woken = False  # before the queue is looked at: whoever comes later says so again
             self._round()
         self._round(last=True)
         self._disk.close()
 
     def _rest_s(self) -> float:
         """How long nothing is due if nothing comes."""
-        if self._halves or self._records or self._lines:
+        if self._halves or self._records or self._lines or self._hot:
             return self._gather_s
         return PRUNE_EVERY_S if self._disk.is_durable else self._retry_s
 
@@ -218,12 +259,8 @@ class Ledger:
             self._drain(waiting)
             now = self._clock()
             self._join_late(now, last=last)
-            if self._lines and (
-                last
-                or waiting
-                or len(self._lines) >= PIECE_EVENTS
-                or self._lines_until - self._lines_from >= PIECE_S
-                or now - self._lines_until >= PIECE_S
+            if (self._lines or self._hot) and (
+                last or waiting or self._lines_until - self._lines_from >= PIECE_S or now - self._lines_until >= PIECE_S
             ):
                 self._piece()
             self._write()
@@ -240,17 +277,27 @@ class Ledger:
 
     def _drain(self, waiting: list[_Flush]) -> None:
         queue = self._queue
-        offset_s = self._wall() - self._clock()
+        self._now = self._clock()
+        offset_s = self._wall() - self._now
         if abs(offset_s - self._chronicle.offset_s) > OFFSET_SLACK_S:
             self._piece()
             self._chronicle.offset_s = offset_s
         for taken in range(len(queue)):
             item = queue.popleft()
             if isinstance(item, tuple):
-                if len(item) == 3:
-                    self._event(*item)
-                else:
+                if (size := len(item)) == 2:
                     self._joined(*item)
+                elif size == 3:
+                    at, request, kind = item
+                    self._hot_event(at, request, kind)
+                    row = self._chronicle.hot_end(at, request, kind)
+                    if row is not None:
+                        self._half(row)
+                else:
+                    self._hot_event(item[0], item[1], item[2:])
+                    self._chronicle.hot_arrival(*item)
+            elif isinstance(item, _Seen):
+                self._event(item.event, item.actions, item.book)
             elif isinstance(item, _Boot):
                 self._booted(item)
             elif isinstance(item, _Flush):
@@ -261,34 +308,54 @@ class Ledger:
             self._lost(self._clock(), self.dropped - self._dropped_seen)
 
     def _event(self, event: Event, actions: Sequence[Action], book: Book | None) -> None:
-        try:
-            self._line(schema.line_of(event, actions), event.at)
-        except (TypeError, ValueError, UnicodeError):  # a text that is no text: the journal has a hole, and nothing else
-            self._line(schema.lost_line(event.at, 1), event.at)
+        self._line(_line_or_hole(event, actions), event.at)
         for row in self._chronicle.feed(event, actions, book):
             self._put(row)
 
     def _line(self, line: bytes, at: float) -> None:
-        if not self._lines:
-            self._lines_from = at
+        if self._hot:
+            self._hot_line()
         self._lines.append(line)
+        self._counted(at)
+
+    def _hot_event(self, at: float, request: int, kind: tuple[str, str, str | None, int] | str) -> None:
+        kinds = self._hot_kinds
+        self._hot += (at, request, kinds.setdefault(kind, len(kinds)))
+        self._counted(at)
+
+    def _counted(self, at: float) -> None:
+        """One more event is in the journal's lines."""
+        if not self._lines_count:
+            self._lines_from = at
         self._lines_until = at
-        if len(self._lines) >= PIECE_EVENTS:
+        self._lines_count += 1
+        if self._lines_count >= PIECE_EVENTS:
             self._piece()
+
+    def _hot_line(self) -> None:
+        kinds, events = list(self._hot_kinds), self._hot
+        self._hot, self._hot_kinds = [], {}
+        try:
+            self._lines.append(schema.hot_line(kinds, events))
+        except (TypeError, ValueError, UnicodeError):  # one of them has a text that is no text
+            for event, actions in schema.hot_events(kinds, events):
+                self._lines.append(_line_or_hole(event, actions))
 
     def _piece(self) -> None:
         """Pack the journal's lines."""
+        if self._hot:
+            self._hot_line()
         if self._lines:
             offset_s = self._chronicle.offset_s
             piece = (
                 self._lines_from + offset_s,
                 self._lines_until + offset_s,
                 offset_s,
-                len(self._lines),
+                self._lines_count,
                 schema.packed_lines(self._lines),
             )
             self._batch["journal"].append(piece)
-            self._lines = []
+            self._lines, self._lines_count = [], 0
 
     def _lost(self, at: float, count: int) -> None:
         """Events were dropped: what is known of the running requests and transitions is not true any more."""
@@ -312,15 +379,7 @@ class Ledger:
 
     def _put(self, row: Row | list[Any]) -> None:
         if isinstance(row, list):
-            request = row[0]
-            ended = self._records.pop(request, None)
-            if ended is not None:
-                join(row, ended[0])
-                self._batch["requests"].append(row)
-            elif len(self._halves) < self.limits.unjoined:
-                self._halves[request] = (row, self._clock())
-            else:
-                self._batch["requests"].append(row)
+            self._half(row)
         elif isinstance(row, TransitionRow):
             self._batch["transitions"].append(schema.transition_values(row))
             for listener in self.listeners:
@@ -329,6 +388,17 @@ class Ledger:
             self._batch["tells"].append(schema.tell_values(row))
         elif isinstance(row, SampleRow):
             self._batch["samples"].append(schema.sample_values(row))
+
+    def _half(self, row: list[Any]) -> None:
+        """The core's word about a request that ended."""
+        ended = self._records.pop(row[0], None) if self._records else None
+        if ended is not None:
+            join(row, ended[0])
+            self._batch["requests"].append(row)
+        elif len(self._halves) < self.limits.unjoined:
+            self._halves[row[0]] = (row, self._now)
+        else:
+            self._batch["requests"].append(row)
 
     def _joined(self, record: Told, at: float) -> None:
         half = self._halves.pop(record.request, None)
@@ -384,6 +454,13 @@ def join(values: list[Any], record: Told) -> None:
         values[schema.STATUS] = record.status
     values[schema.FIRST_BYTE_S] = record.first_byte_s
     values[schema.TOKENS_IN], values[schema.TOKENS_OUT] = record.tokens_in, record.tokens_out
+
+
+def _line_or_hole(event: Event, actions: Sequence[Action]) -> bytes:
+    try:
+        return schema.line_of(event, actions)
+    except (TypeError, ValueError, UnicodeError):  # a text that is no text: the journal has a hole, and nothing else
+        return schema.lost_line(event.at, 1)
 
 
 def _values(*values: Any) -> list[Any]:
@@ -501,8 +578,12 @@ class _Disk:
                 self._boot = values
                 schema.insert(db, "boots", [(boot, run, *values)])
             for table, rows in batch.items():
-                if table != "boots":
-                    schema.insert(db, table, _numbered(table, rows, run))
+                if table == "requests":
+                    schema.insert_requests(db, list(rows), run)
+                elif table == "journal":
+                    schema.insert(db, table, [(run, *row) for row in rows])
+                elif table != "boots":
+                    schema.insert(db, table, list(rows))
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
@@ -654,13 +735,3 @@ class _Disk:
         """Of the pages in use."""
         one = {name: int(db.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "freelist_count", "page_size")}
         return (one["page_count"] - one["freelist_count"]) * one["page_size"]
-
-
-def _numbered(table: str, rows: Sequence[Sequence[Any]], run: int) -> Sequence[Sequence[Any]]:
-    """What the file knows better than who made the row: its run; and what is derived from it."""
-    if table == "requests":
-        high, first, end = run << schema.RUN_SHIFT, schema.QUEUE_S, schema.WAKE_S + 1
-        return [(high | row[0], *row[1:], sum(row[first:end])) for row in rows]
-    if table == "journal":
-        return [(run, *row) for row in rows]
-    return rows if isinstance(rows, list) else list(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from greenroom import __version__
-from greenroom.core.facts import Action, Event, InstanceReported, MemoryMeasured, SetupChanged
+from greenroom.core.facts import Action, Event, InstanceReported, MemoryMeasured, RequestArrived, RequestFinished, SetupChanged
 from greenroom.ledger.chronicle import SAMPLE_EVERY_S, Book
 from greenroom.ledger.store import Ledger
 from greenroom.proxy.record import Record
@@ -30,6 +30,9 @@ class Books:
         if self._shell.scheduler is not self._scheduler:  # the shell has started over
             self._scheduler = self._shell.scheduler
             self._ledger.boot(self._shell.setup, __version__, why=ANEW)
+        if (kind := event.__class__) is RequestArrived or kind is RequestFinished:  # nearly all
+            self._ledger.saw(event, actions)
+            return
         if isinstance(event, InstanceReported) or (isinstance(event, MemoryMeasured) and self._is_kept(event)):
             self._ledger.saw(event, actions, self._booked(event.at))
             return
