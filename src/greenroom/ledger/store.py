@@ -669,13 +669,13 @@ class _Disk:
                 self._db.close()
                 self._db = None
             return
+        gone = f", {self._lost} rows were lost" if self._lost else ""
+        self._unwritten, self._lost = {}, 0
+        log.warning("%s can be written again%s", self.path, gone)  # whoever sees that it is durable finds that told
         memory, self._memory = self._memory, None
         if memory is not None:
             with self._lock:
                 memory.close()
-        gone = f", {self._lost} rows were lost" if self._lost else ""
-        self._unwritten, self._lost = {}, 0
-        log.warning("%s can be written again%s", self.path, gone)
 
     # ------------------------------------------------------------------ reading
 
