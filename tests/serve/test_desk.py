@@ -135,7 +135,7 @@ def test_a_desk_of_many_models_answers_fast(monkeypatch: pytest.MonkeyPatch) -> 
     """Static facts of a thousand models are looked up, not searched for."""
     models = tuple(ModelConfig(f"m{n}", ("engine",), memory_mib=10) for n in range(300))
     plan = make_plan(Config("greenroom.yaml", models), (), Footprints(None))
-    shell: Any = SimpleNamespace(clock=lambda: 0.0)
+    shell: Any = SimpleNamespace(clock=lambda: 0.0, scheduler=SimpleNamespace(stay_s=lambda model: None))
     desk = Desk(shell, SimpleNamespace(running={}), plan, EventFeed(lambda: 0.0), LogRing("greenroom"))  # type: ignore[arg-type]
     walked: list[str] = []
     real = ModelConfig.__dict__["id"]
