@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,10 @@ os.environ.setdefault("VK_DRIVER_FILES", "/nonexistent")
 # Proxies and keys of the machine that runs the tests must not reach them.
 for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy", "GREENROOM_URL", "GREENROOM_API_KEY"):
     os.environ.pop(name, None)
+
+
+# A run started in the background ignores Ctrl-C, and what it starts would too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

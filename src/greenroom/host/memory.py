@@ -11,6 +11,7 @@ import psutil
 from greenroom.host.proctable import read_small
 
 MIB = 1024 * 1024
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # The exact share costs about 10 ms for each GiB a process holds; above this the kernel's plain counters must do.
 EXACT_MIB_MAX = 1024
 FILES_LOOKED_AT_MAX = 4096
@@ -34,15 +35,16 @@ def available_mib() -> int:
 def tree_mib(pids: Iterable[int]) -> int:
     """RAM these processes hold together, shared pages counted once; mapped weights count, swap does not.
 
-    Small trees exactly (proportional shares); large ones as what is each process's own (anonymous and shared memory)
-    plus the largest part that is mapped from files, which is a little high where processes share memory among themselves.
+    Small trees exactly (proportional shares); large ones as private pages plus the largest shared part, which is
+    exact for one process and a little high for several.
     """
     held = [(pid, *_resident(pid)) for pid in pids]
-    if sum(own + mapped for _, own, mapped in held) <= EXACT_MIB_MAX * MIB:
+    if sum(rss for _, rss, _ in held) <= EXACT_MIB_MAX * MIB:
         shares = [_proportional(pid) for pid, _, _ in held]
         if None not in shares:
             return sum(share or 0 for share in shares) // MIB
-    return (sum(own for _, own, _ in held) + max((mapped for _, _, mapped in held), default=0)) // MIB
+    private = sum(rss - shared for _, rss, shared in held)
+    return (private + max((shared for _, _, shared in held), default=0)) // MIB
 
 
 def unmapped_mib(pids: Iterable[int]) -> int:
@@ -80,13 +82,11 @@ def _maps(pid: int) -> list[bytes]:
 
 
 def _resident(pid: int) -> tuple[int, int]:
-    """Resident bytes: (anonymous and shared memory, mapped from files)."""
-    found = {b"RssAnon": 0, b"RssFile": 0, b"RssShmem": 0}
-    for line in read_small(f"/proc/{pid}/status", 16384).splitlines():
-        name, _, value = line.partition(b":")
-        if name in found:
-            found[name] = int(value.split()[0]) * 1024
-    return found[b"RssAnon"] + found[b"RssShmem"], found[b"RssFile"]
+    """(resident, of it shared with files or other processes), bytes."""
+    fields = read_small(f"/proc/{pid}/statm", 256).split()
+    if len(fields) < 3:
+        return 0, 0
+    return int(fields[1]) * PAGE_BYTES, int(fields[2]) * PAGE_BYTES
 
 
 def _proportional(pid: int) -> int | None:
