@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -73,12 +74,20 @@ def lives(pid: int) -> bool:
     return entry is not None and entry.live
 
 
+@functools.cache
+def children_before() -> frozenset[int]:
+    """Children that other tests of this process keep (a browser's driver), as of the beginning of a module of this folder."""
+    own = os.getpid()
+    entries = map(read_entry, map(int, filter(str.isdigit, os.listdir("/proc"))))
+    return frozenset(entry.pid for entry in entries if entry is not None and entry.ppid == own)
+
+
 def children_of_ours() -> list[str]:
     """What is left of our children, zombies included."""
     own = os.getpid()
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         entry = read_entry(int(name))
-        if entry is not None and entry.ppid == own:
+        if entry is not None and entry.ppid == own and entry.pid not in children_before():
             found.append(f"{entry.pid} {entry.state}")
     return found
