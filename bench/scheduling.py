@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from greenroom.core.facts import Policy
+from greenroom.planner.figures import percentile
 
 from .sim.bounds import bound_of
 from .sim.engine import NEVER, Result, Rules, World
@@ -80,16 +81,6 @@ class Row:
     rare_worst_s: float | None  # of the model named "rare", where there is one
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * percent / 100
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
-
-
 def summarise(policy: str, results: Sequence[Result]) -> Row:
     def mean(of: Callable[[Result], float]) -> float:
         return statistics.fmean(of(r) for r in results)
@@ -99,13 +90,13 @@ def summarise(policy: str, results: Sequence[Result]) -> Row:
         switches=mean(lambda r: r.switches),
         done=mean(lambda r: r.done - r.refused),
         mean_s=mean(lambda r: statistics.fmean(r.waits_s)),
-        p50_s=mean(lambda r: percentile(r.waits_s, 50)),
-        p95_s=mean(lambda r: percentile(r.waits_s, 95)),
-        p99_s=mean(lambda r: percentile(r.waits_s, 99)),
+        p50_s=mean(lambda r: percentile(sorted(r.waits_s), 50)),
+        p95_s=mean(lambda r: percentile(sorted(r.waits_s), 95)),
+        p99_s=mean(lambda r: percentile(sorted(r.waits_s), 99)),
         worst_s=max(max(r.waits_s) for r in results),
         swap_share=mean(lambda r: r.swap_share),
         makespan_s=mean(lambda r: r.makespan_s),
-        chain_p50_s=mean(lambda r: percentile(r.chains_s, 50)),
+        chain_p50_s=mean(lambda r: percentile(sorted(r.chains_s), 50)),
         cut=mean(lambda r: r.cut),
         unserved=mean(lambda r: r.unserved),
         refused=mean(lambda r: r.refused),

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+
+from greenroom.host.ports import free_port
 
 FAKE = Path(__file__).resolve().parent / "fake_vllm.py"
 CALL_S_MAX = 60.0
@@ -28,7 +30,8 @@ LOOK_S = 0.005
 class Answer:
     status: int
     body: bytes
-    at: float
+    at: float  # its end
+    took_s: float = 0.0
 
     @property
     def json(self) -> Any:
@@ -77,21 +80,21 @@ class Asked:
         self._connection.close()
 
 
-@dataclass(slots=True)
-class Client:
-    """Somebody who talks to a vLLM server directly."""
+class Caller:
+    """Who talks to a vLLM server on a port of this machine."""
 
     port: int
-    name: str
-    frees_memory: bool = True
+    call_s_max: ClassVar[float] = CALL_S_MAX
 
     def call(self, method: str, target: str, value: Any = None) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=CALL_S_MAX)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.call_s_max)
         with contextlib.closing(connection):
+            asked_at = time.monotonic()
             connection.request(method, target, None if value is None else json.dumps(value), {"Content-Type": "application/json"})
             response = connection.getresponse()
             body = response.read()
-            return Answer(response.status, body, time.monotonic())
+            at = time.monotonic()
+            return Answer(response.status, body, at, at - asked_at)
 
     def get(self, target: str) -> Answer:
         return self.call("GET", target)
@@ -100,12 +103,22 @@ class Client:
         return self.call("POST", target, value)
 
     def must(self, target: str, value: Any = None) -> Answer:
+        """POST what must succeed."""
         answer = self.post(target, value)
         assert answer.status == 200, f"{target}: {answer.status} {answer.body[:500]!r}"
         return answer
 
     def is_sleeping(self) -> bool:
         return bool(self.get("/is_sleeping").json["is_sleeping"])
+
+
+@dataclass(slots=True)
+class Client(Caller):
+    """Somebody who asks a server for text, and how it sleeps."""
+
+    port: int
+    name: str
+    frees_memory: bool = True
 
     def sleep_state(self) -> str:
         """What the metric says: awake, weights_offloaded or discard_all."""
@@ -151,7 +164,7 @@ class FakeServer:
             link.symlink_to(FAKE)
         self.journal_path, self.log = self.home / "journal.jsonl", self.home / f"{self.model}.log"
         own = [f"model={self.model}", f"journal={self.journal_path}", f"claims={self.home / 'claims'}", f"steer={self.home / 'steer.json'}"]
-        self.port = free_port()
+        self.port = free_port(None, ())
         cmd = [sys.executable, "-S", "-E", str(link), "serve", "some/model", "--port", str(self.port), "--served-model-name", self.model]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -210,10 +223,3 @@ class FakeServer:
         while not holds():
             assert time.monotonic() < deadline, f"not within {UP_S_MAX} s: {what}\n{self.log.read_text()}"
             threading.Event().wait(LOOK_S)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

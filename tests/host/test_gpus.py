@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from greenroom.host.gpus import GpuInfo
-from tests.host.engines import FAKES
+from tests.fakes import nvml
 
 GIB = 1024**3
 MIB = 1024**2
@@ -51,10 +51,7 @@ print(json.dumps(answers))
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nvml")
-    target = folder / "libnvidia-ml.so.1"
-    subprocess.run(
-        ["cc", "-Wall", "-Werror", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", target, FAKES / "fake_nvml.c"], check=True
-    )
+    nvml.build(folder)
     return folder
 
 

@@ -195,7 +195,7 @@ async def test_who_waits_is_told_why_with_figures(house: House) -> None:
     busy.finish(Outcome.OK, 200, 1, 0.1)
 
 
-async def test_who_is_loaded_is_told_how_far_it_is(house: House) -> None:
+async def test_who_is_loaded_is_told_how_far_it_is(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it starts: so far, usually; a full model: its slots."""
     house.crew.gate.clear()
     first, _ = house.asks("big")
@@ -204,7 +204,10 @@ async def test_who_is_loaded_is_told_how_far_it_is(house: House) -> None:
     (one,) = house.desk.queue()
     assert one.reason.startswith("It starts on gpu0: ")
     assert (one.short_mib, one.stages[-1].name) == (0, "load")
-    assert house.desk.present("big")[0] == house.desk.queue()[0].reason
+    at = house.shell.clock()
+    with monkeypatch.context() as still:  # both say how long it has taken so far: at the same moment
+        still.setattr(house.shell, "clock", lambda: at)
+        assert house.desk.present("big")[0] == house.desk.queue()[0].reason
     house.crew.gate.set()
     await asyncio.sleep(0.05)
     (one,) = house.desk.queue()

@@ -6,7 +6,6 @@ process that ended stays used, with no process to its name, for `lag_s`.
 
 import json
 import os
-import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -16,10 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.fakes import nvml
+
 from .rig import Rig
 
 MIB = 1 << 20
-SOURCE = Path(__file__).resolve().parent.parent / "fakes" / "fake_nvml.c"
 TICK_S = 0.005
 
 
@@ -61,8 +61,7 @@ class Card:
         self.machine = self.home / "machine"
         self.library = self.home / "nvml"
         self.library.mkdir()
-        target = self.library / "libnvidia-ml.so.1"
-        subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", target, SOURCE], check=True)
+        nvml.build(self.library)
         self.write()
 
     @property

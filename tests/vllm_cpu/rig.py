@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import http.client
-import json
 import math
 import os
 import signal
@@ -23,18 +21,20 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import psutil
 
+from greenroom.host.ports import free_port
+from tests.fakes import nvml
+from tests.fakes.vllm_server import Caller
+
 from .plugin.pretend_gpu.ledger import Ledger
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-FAKE_NVML = ROOT / "tests" / "fakes" / "fake_nvml.c"
 MIB = 1 << 20
 TICK_S = 0.005  # between two looks at the ledger
 UP_S_MAX = 240.0  # of a server; a loaded machine needs a minute
@@ -82,8 +82,7 @@ class PretendGpu(threading.Thread):
         self.ledger = Ledger(folder, total_mib * MIB)
         self._library = home / "nvml"
         self._library.mkdir()
-        target = self._library / "libnvidia-ml.so.1"
-        subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", target, FAKE_NVML], check=True)
+        nvml.build(self._library)
         self._machine = home / "machine"
         self._shown = ""
         self._showing = threading.Lock()
@@ -187,24 +186,15 @@ class PretendGpu(threading.Thread):
 # ------------------------------------------------------------------------------------------- a server without greenroom
 
 
-@dataclass(slots=True)
-class Answer:
-    status: int
-    body: bytes
-    took_s: float
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-
-class Server:
+class Server(Caller):
     """One vLLM server, started from a model entry and ready inside `with`."""
+
+    call_s_max = CALL_S_MAX
 
     def __init__(self, gpu: PretendGpu, entry: Mapping[str, Any]) -> None:
         self.gpu = gpu
         self.lines: list[str] = []  # what it printed
-        self.port = free_port()
+        self.port = free_port(None, ())
         cmd = [word.replace("${PORT}", str(self.port)) for word in entry["cmd"]]
         self.name = cmd[cmd.index("--served-model-name") + 1]
         self._began_at = time.monotonic()
@@ -278,31 +268,7 @@ class Server:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
-    # ---------------------------------------------------------------- calls
-
-    def call(self, method: str, target: str, value: Any = None) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=CALL_S_MAX)
-        with contextlib.closing(connection):
-            asked_at = time.monotonic()
-            body = None if value is None else json.dumps(value)
-            connection.request(method, target, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            return Answer(response.status, response.read(), time.monotonic() - asked_at)
-
-    def get(self, target: str) -> Answer:
-        return self.call("GET", target)
-
-    def post(self, target: str, value: Any = None) -> Answer:
-        return self.call("POST", target, value)
-
-    def must(self, target: str, value: Any = None) -> Answer:
-        """POST what must succeed."""
-        answer = self.post(target, value)
-        assert answer.status == 200, f"{target}: {answer.status} {answer.body[:500]!r}"
-        return answer
-
-    def is_sleeping(self) -> bool:
-        return bool(self.get("/is_sleeping").json["is_sleeping"])
+    # ---------------------------------------------------------------- what it is asked
 
     def greedy(self, count: int = 16) -> list[int]:
         """The tokens of a greedy answer: the same weights give the same ones."""
@@ -348,10 +314,3 @@ def memfd_mib(pids: Iterable[int]) -> int:
                         stat = link.stat()
                         blocks[stat.st_dev, stat.st_ino] = stat.st_blocks
     return sum(blocks.values()) * 512 // MIB
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

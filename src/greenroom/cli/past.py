@@ -51,7 +51,7 @@ def past_options(since: str) -> Callable[[Callable[..., Any]], Callable[..., Any
 
 
 def ledger_path(state_dir: str | None, ledger: str | None) -> Path:
-    from greenroom.planner.past import FILE
+    from greenroom.ledger.schema import FILE
 
     if ledger is not None:
         return Path(ledger)

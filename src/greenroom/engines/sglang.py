@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from greenroom.core.facts import SleepTier
 from greenroom.engines.base import Call, Canary, DeviceRef, Estimate, SleepRecipe
 from greenroom.engines.flags import OFF
-from greenroom.engines.generic import CANARY_TEXT, Generic, canary, json_body
+from greenroom.engines.generic import CANARY_TEXT, canary, json_body
+from greenroom.engines.hub import HubServer
 from greenroom.engines.vllm import WITHOUT_WEIGHTS, product, tiers_of
 
 FRACTION_DEFAULT = 0.88  # it computes its own from the size of the card; this is the usual outcome
@@ -30,11 +31,8 @@ RELOADING = frozenset({"auto", "safetensors", "fastsafetensors", "npcache", "pt"
 OTHER_LOADERS = frozenset({"bitsandbytes", "gguf"})  # as --quantization
 
 
-class Sglang(Generic):
+class Sglang(HubServer):
     kind = "sglang"
-    underscores: ClassVar[bool] = True
-    port_flags: ClassVar[tuple[str, ...]] = ("--port",)
-    host_flags: ClassVar[tuple[str, ...]] = ("--host",)
     ready_lines: ClassVar[re.Pattern[str]] = re.compile(r"The server is fired up and ready to roll|Application startup complete")
     phase_lines: ClassVar[re.Pattern[str]] = re.compile(
         r"(?P<listen>Uvicorn running on|Application startup complete)"
@@ -42,7 +40,6 @@ class Sglang(Generic):
         r"|(?P<graphs>Capture (?:\w+ )*cuda graph end)",
         re.IGNORECASE,
     )
-    canary_extras: ClassVar[Mapping[str, Any]] = {"ignore_eos": True}
 
     def metrics_call(self) -> Call | None:
         return Call("/metrics", "GET") if self.flags.has("--enable-metrics") else None
@@ -87,23 +84,8 @@ class Sglang(Generic):
     def default_parallel(self) -> int:
         return self.flags.integer("--max-running-requests") or PARALLEL_DEFAULT
 
-    def lone_start(self) -> bool:
-        return True
-
-    def times(self) -> tuple[float, float]:
-        return 60.0, 3.0
-
     def model_name(self) -> str | None:
         return self.flags.value("--model-path", "--model")
-
-    def served_name(self) -> str | None:
-        return self.flags.value("--served-model-name") or self.model_name()
-
-    def hub_folder(self) -> str | None:
-        return self.flags.value("--download-dir")
-
-    def hub_revision(self) -> str | None:
-        return self.flags.value("--revision")
 
     # ----------------------------------------------------------------------------------------------------------- sleep
 

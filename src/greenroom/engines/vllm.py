@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from greenroom.core.facts import SleepTier
 from greenroom.engines.base import AsleepCheck, Call, Canary, DeviceRef, Estimate, SleepRecipe
-from greenroom.engines.generic import CANARY_TEXT, CANARY_TOKENS, Generic, canary, in_ram, json_body
+from greenroom.engines.generic import CANARY_TEXT, CANARY_TOKENS, canary, in_ram, json_body
+from greenroom.engines.hub import HubServer
 
 UTILIZATION_DEFAULT = 0.92  # 0.9 up to about 0.19; the larger is the safer guess
 MAX_NUM_SEQS_DEFAULT = 256
@@ -34,11 +35,8 @@ WAIT_SINCE = (0, 17)  # /sleep?mode=
 NUMBERED_SINCE = (0, 7)  # smaller ones are builds that do not know their version
 
 
-class Vllm(Generic):
+class Vllm(HubServer):
     kind = "vllm"
-    underscores: ClassVar[bool] = True
-    port_flags: ClassVar[tuple[str, ...]] = ("--port",)
-    host_flags: ClassVar[tuple[str, ...]] = ("--host",)
     public_by_default: ClassVar[bool] = True
     key_variables: ClassVar[tuple[str, ...]] = ("VLLM_API_KEY",)
     ready_lines: ClassVar[re.Pattern[str]] = re.compile(r"Application startup complete|Uvicorn running on|Starting vLLM API server")
@@ -48,7 +46,6 @@ class Vllm(Generic):
         r"|(?P<compile>torch\.compile (?:(?:takes|took) [\d.]+ s|and initial profiling))"
         r"|(?P<graphs>Graph capturing finished)"
     )
-    canary_extras: ClassVar[Mapping[str, Any]] = {"ignore_eos": True}
 
     def metrics_call(self) -> Call | None:
         return Call("/metrics", "GET")
@@ -116,21 +113,6 @@ class Vllm(Generic):
 
     def default_parallel(self) -> int:
         return self.flags.integer("--max-num-seqs") or MAX_NUM_SEQS_DEFAULT
-
-    def lone_start(self) -> bool:
-        return True
-
-    def times(self) -> tuple[float, float]:
-        return 60.0, 3.0
-
-    def served_name(self) -> str | None:
-        return self.flags.value("--served-model-name") or self.model_name()
-
-    def hub_folder(self) -> str | None:
-        return self.flags.value("--download-dir")
-
-    def hub_revision(self) -> str | None:
-        return self.flags.value("--revision")
 
     # ----------------------------------------------------------------------------------------------------------- sleep
 

@@ -17,6 +17,7 @@ from greenroom.core.facts import Action, Admit, Event, Outcome, Priority, Reques
 from . import codec
 from .rows import BootRow, EventRow, RequestRow, SampleRow, TellRow, TransitionRow
 
+FILE: Final = "journal.sqlite"  # in the state directory
 RUN_SHIFT: Final = 32  # a request's id: its run (the boot of its server's start), then its number
 WAITED_S: Final = 0.001  # requests that waited less are not in the index of those that waited
 

@@ -17,7 +17,6 @@ from greenroom.ledger.rows import BootRow, EventRow, RequestRow, SampleRow, Tran
 from .figures import Span, stretch
 from .replay import CannotReplay
 
-FILE = "journal.sqlite"  # in the state directory
 BUSY_S = 2.0
 PAGE = 10_000
 ROWS_MAX = 200_000  # of each kind: the newest ones

@@ -28,6 +28,7 @@ from greenroom.host.gpus import GpuError, GpuInfo, Gpus
 from greenroom.host.logs import LogRing
 from greenroom.host.supervisor import Supervisor, end_leftovers, start_watcher
 from greenroom.ledger.footprints import Footprints, Learned, LearnedTier
+from greenroom.ledger.schema import FILE
 from greenroom.ledger.store import Ledger
 from greenroom.ledger.traces import MissingExtra, Traces, require
 from greenroom.proxy import server as data_plane
@@ -131,7 +132,8 @@ class GreenroomServer:
         lock = self._lock_home()
         supervisor = start_watcher(self.home)
         learned = Footprints(self.home / "ledger.sqlite")
-        self.ledger = Ledger(self.home / "journal.sqlite")
+        self.journal = self.home / FILE
+        self.ledger = Ledger(self.journal)
         self._traces: Traces | None = None
         try:
             if tracing := self.config.tracing:
@@ -174,7 +176,7 @@ class GreenroomServer:
         self.crew.masked = self.config.api_keys
         self.accounts = Accounts()
         self.books = Books(self.shell, self.ledger, self.accounts)
-        self.desk = Desk(self.shell, self.crew, plan, self.feed, self._own_log, self.accounts, self.ledger, self.home / "journal.sqlite")
+        self.desk = Desk(self.shell, self.crew, plan, self.feed, self._own_log, self.accounts, self.ledger, self.journal)
         self.shell.tellers.append(self.desk.told)
         self.plan = plan
         async with self._control() as socket_path:

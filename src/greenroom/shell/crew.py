@@ -468,7 +468,10 @@ class HostCrew:
     ) -> InstanceReported | None:
         elsewhere = (ref for ref in self.stage.devices.values() if ref.kind == "ram" and ref not in running.devices)
         refs = [*running.devices, *elsewhere]
-        host_mib, samples = await asyncio.gather(asyncio.to_thread(self._host_mib, running), self.look(refs))
+        samples = await self.look(refs)
+        host_mib = next((sample.own_mib.get(running.model) for sample in samples if self.stage.devices[sample.device].kind == "ram"), None)
+        if host_mib is None:  # nobody looked at host RAM
+            host_mib = await asyncio.to_thread(self._host_mib, running)
         if running.stopping:
             return None
         running.asleep_at = self._clock()

@@ -96,20 +96,11 @@ class Sleeper:
 
     async def says_asleep(self, recipe: SleepRecipe) -> bool:
         """Whether it says that it (still) sleeps; False also when it cannot be asked."""
-        if recipe.check is None:
-            return False
-        try:
-            return await self._asked(recipe)
-        except (Trouble, Unanswered):
-            return False
+        return recipe.check is not None and await self._sleeps_surely(self.control, recipe.check)
 
     async def is_dozing(self, check: AsleepCheck) -> bool:
         """Whether it has fallen asleep by itself; the question does not wake it."""
-        try:
-            reply = await self.line.ask(Call(check.path, "GET"), CHECK_S_MAX)
-        except Unanswered:
-            return False
-        return reply.ok and bool(pick(reply.json(), check.field) == check.value)
+        return await self._sleeps_surely(self.line, check)
 
     async def warm_up(self, limit_s: float) -> str:
         """The operator's own request, so that the first user finds it warm; what came of it, for the log."""
@@ -141,7 +132,7 @@ class Sleeper:
         )
         while True:
             try:
-                if await self._asked(recipe) is asleep:
+                if await self._sleeps(self.control, recipe.check) is asleep:
                     return
             except Unanswered as exc:
                 raise Trouble(str(exc)) from None
@@ -160,10 +151,15 @@ class Sleeper:
         except Unanswered as exc:
             raise Trouble(str(exc), no_room=ran_out(self.heard())) from None
 
-    async def _asked(self, recipe: SleepRecipe) -> bool:
-        check = recipe.check
-        assert check is not None
-        reply = await self.control.ask(Call(check.path, "GET"), CHECK_S_MAX)
+    async def _sleeps_surely(self, line: Line, check: AsleepCheck) -> bool:
+        """False also when it cannot be asked."""
+        try:
+            return await self._sleeps(line, check)
+        except (Trouble, Unanswered):
+            return False
+
+    async def _sleeps(self, line: Line, check: AsleepCheck) -> bool:
+        reply = await line.ask(Call(check.path, "GET"), CHECK_S_MAX)
         if not reply.ok:
             raise Trouble(f"GET {check.path} answered {reply.status} {reply.text()}".rstrip())
         return bool(pick(reply.json(), check.field) == check.value)
