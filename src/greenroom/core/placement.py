@@ -86,6 +86,11 @@ def loss_s(entry: Entry, level: int) -> float:
     return costs.sleeping(tier) + costs.waking(tier)
 
 
+def lost_wake_s(entry: Entry) -> float:
+    """Seconds lost by stopping a sleeper: a start takes so much longer than its wake."""
+    return max(0.01, entry.costs.up(entry.model) - entry.up_cost())
+
+
 def leave_s(entry: Entry, level: int) -> float:
     tier = entry.tier(level)
     return entry.costs.down(entry.model) if tier is None else entry.costs.sleeping(tier)
@@ -218,7 +223,7 @@ def _sleepers(stage: Stage, entry: Entry, short: Mapping[str, int]) -> list[Item
         other = stage.entries[name]
         if other.state is State.ASLEEP and not other.pinned and not other.order and not other.retire:
             frees = dict(stage.book.of(name))
-            lost = max(0.01, other.costs.up(other.model) - other.up_cost())
+            lost = lost_wake_s(other)
             useful = sum(mib for device, mib in frees.items() if device in short)
             worth = stage.aging + other.costs.frequency(stage.now, stage.policy) * lost / max(1, useful)
             found.append(Item(other, worth, frees, 0))

@@ -13,7 +13,7 @@ from itertools import accumulate
 from .entry import Entry
 from .facts import State
 from .moves import begin, depart, gib, send_off, span
-from .placement import Choice, Item, choose, cover, fall_level, freed_by, is_idle, loss_s, price_s, worth_of
+from .placement import Choice, Item, choose, cover, fall_level, freed_by, is_idle, loss_s, lost_wake_s, price_s, worth_of
 from .residency import HOME
 from .stage import EPSILON_S, GHOST_WAIT_S_MAX, NEVER, Move, Phase, Stage
 
@@ -538,8 +538,7 @@ def _sleeper_item(stage: Stage, entry: Entry, device: str) -> Item:
     frees = dict(stage.book.of(entry.id))
     if stage.book.pools[device].device.kind != "ram":
         return Item(entry, 1e6 + worth_of(stage, entry, 0, frees), frees, 0)
-    lost_s = max(0.01, entry.costs.up(entry.model) - entry.up_cost())
-    return Item(entry, entry.costs.frequency(stage.now, stage.policy) * lost_s / max(1, frees.get(device, 0)), frees, 0)
+    return Item(entry, entry.costs.frequency(stage.now, stage.policy) * lost_wake_s(entry) / max(1, frees.get(device, 0)), frees, 0)
 
 
 # ------------------------------------------------------------------ estimates
