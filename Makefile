@@ -9,13 +9,14 @@ HERE := $(shell pwd | cksum | cut -d' ' -f1)
 RUN_STAMP := .venv/.ready-run-$(HERE)
 DEV_STAMP := .venv/.ready-dev-$(HERE)
 
-.PHONY: help demo test test-vllm check bench bench-vllm format lock clean
+.PHONY: help demo test tools test-vllm check bench bench-vllm format lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo              a chat model, an embedder and a reranker share memory for two of them"
 	@echo "make demo ARGS=--once  the same, and end after the tour"
 	@echo "make test              all tests (real llama-servers, no GPU needed)"
+	@echo "make tools             fetch the programs that judge generated files and pushed models (Debian; tests without them are skipped)"
 	@echo "make test-vllm         the tests against a true vLLM server on the CPU (installs 2.5 GB first)"
 	@echo "make check             ruff, mypy, import-linter"
 	@echo "make bench             every benchmark (about 15 minutes on a quiet machine)"
@@ -35,6 +36,9 @@ demo: $(RUN_STAMP)
 test: $(DEV_STAMP)
 	@command -v cc >/dev/null || { echo "make test: a C compiler is needed (a stub GPU driver is compiled). On Debian: apt-get install gcc libc6-dev" >&2; exit 1; }
 	$(BIN)/python -m pytest $(PYTEST_ARGS) $(ARGS)
+
+tools:
+	@scripts/setup-tools
 
 test-vllm: $(DEV_STAMP)
 	@scripts/setup-vllm

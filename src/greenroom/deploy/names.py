@@ -1,0 +1,31 @@
+"""Names that hold everywhere: DNS labels, unit names, file names, from any model id."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+
+LABEL_CHARS_MAX = 63  # RFC 1123
+DIGEST_CHARS = 8
+
+
+def label(name: str, *, chars_max: int = LABEL_CHARS_MAX) -> str:
+    """A DNS label (lower case, digits, `-`, starts with a letter): `name` itself where it is one, else changed, with a digest at its end.
+
+    Names that differ only in what a label cannot hold, or only beyond its length, get different labels.
+    """
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    if not plain[:1].isalpha():
+        plain = f"m-{plain}".rstrip("-")
+    if plain == name and len(plain) <= chars_max:
+        return plain
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_CHARS]
+    return f"{plain[: chars_max - DIGEST_CHARS - 1].rstrip('-')}-{digest}"
+
+
+def labels(names: Sequence[str], *, chars_max: int = LABEL_CHARS_MAX) -> dict[str, str]:
+    """One label each; a name that equals another's changed form is changed too."""
+    found = {name: label(name, chars_max=chars_max) for name in names}
+    assert len(set(found.values())) == len(found), "two names share a label: the digest is too short for so many"
+    return found
