@@ -374,7 +374,7 @@ groups: {all: {members: [good, empty, late]}}
         "good": "",
         "empty": f"models.empty: {no_cmd}",
         "nothing": f"models.nothing: {no_cmd}",
-        "typo": 'models.typo.modle: "modle" is not a key greenroom knows here. Did you mean "cmd"?',
+        "typo": 'models.typo.modle: "modle" is not a key greenroom knows here. Did you mean "model"?',
         "number": "models.number: is 5, not a mapping. Write `cmd: ...` under it.",
         "thief": 'models.thief.aliases[0]: "g" is already a name of model "good". Choose another name.',
         "late": 'models.late.ttl: "5mins" is not a duration. Write 300, "300s" or "5m".',

@@ -181,3 +181,16 @@ def test_macros_cannot_grow_without_bound() -> None:
     macros = ", ".join(f"m{i}: '${{m{i + 1}}}${{m{i + 1}}}'" for i in range(30))
     found = problems(f"macros: {{{macros}, m30: xxxxxxxx}}\nmodels: {{m: {{cmd: 'x ${{PORT}} ${{m0}}'}}}}")
     assert found == ["c:2: models.m.cmd: grows beyond 1,048,576 characters when its macros are filled in. Make them smaller."]
+
+
+def test_a_model_from_the_store_has_its_place_as_macro() -> None:
+    """It stays in the command until the place is known; a macro of that name elsewhere still means itself."""
+    model = one("models: {m: {model: 'oci://reg.example/a:1', cmd: 'fe -m ${MODEL_PATH} --mmproj ${MODEL_DIR}/p.gguf --port ${PORT}'}}")
+    assert (model.reference, model.pull, model.argv[2:5]) == (
+        "oci://reg.example/a:1",
+        "missing",
+        ("${MODEL_PATH}", "--mmproj", "${MODEL_DIR}/p.gguf"),
+    )
+    assert "Add model: oci" in problems("models: {m: {cmd: 'fe -m ${MODEL_PATH} --port ${PORT}'}}")[0]
+    assert "has no ${MODEL_PATH}" in problems("models: {m: {model: 'oci://reg.example/a', cmd: 'fe --port ${PORT}'}}")[0]
+    assert one("macros: {MODEL_PATH: /m.gguf}\nmodels: {m: {cmd: 'fe -m ${MODEL_PATH} --port ${PORT}'}}").argv[2] == "/m.gguf"

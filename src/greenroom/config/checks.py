@@ -13,6 +13,7 @@ from .model import is_pattern
 from .schema import CallSection, ConfigFile, GroupSection, KeySection, ModelSection, SleepSection, key_name, name_error
 
 PORT = "${PORT}"
+STORED = ("${MODEL_PATH}", "${MODEL_DIR}")
 DEVICE_IDS_KNOWN = re.compile(r"gpu\d{1,3}|ram|(?:GPU|MIG)-[0-9A-Za-z/-]+")
 _DEVICE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _SLEEPERS = frozenset({"vllm", "sglang"})  # engines whose sleep routes are known
@@ -52,6 +53,7 @@ def check_model(model_id: str, model: ModelSection, raw: Mapping[str, object], d
     if not model.cmd and "cmd" not in raw:
         report.add(path, "has no cmd. Add the engine's command, such as cmd: llama-server --model /models/x.gguf --port ${PORT}")
     _check_port(model, path, report)
+    _check_reference(model, path, report)
     _check_devices(model, devices, path, report)
     if model.concurrencyLimit and model.parallel is None:
         meaning = f"is read as parallel: {model.concurrencyLimit}; further requests wait (up to queue_limit) where llama-swap refuses them."
@@ -130,6 +132,16 @@ def _check_port(model: ModelSection, path: Path, report: Report) -> None:
         )
     elif PORT in model.proxy:
         report.add((*path, "proxy"), "uses ${PORT}, but cmd does not. Add --port ${PORT} to cmd, or write the engine's own port here.")
+
+
+def _check_reference(model: ModelSection, path: Path, report: Report) -> None:
+    if model.model is None:
+        if "pull" in model.model_fields_set:
+            report.warn((*path, "pull"), "has no effect without model. Add model: oci://… or the like, or remove it.")
+        return
+    told = [*model.cmd, *(text for _, text in model.env), *(model.container.args + model.container.volumes if model.container else ())]
+    if model.cmd and not any(place in word for word in told for place in STORED):
+        report.add((*path, "cmd"), "has no ${MODEL_PATH}, so the engine cannot be told where its model lies. Add it, or remove model.")
 
 
 def _check_devices(model: ModelSection, devices: Mapping[str, object], path: Path, report: Report) -> None:

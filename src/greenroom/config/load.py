@@ -30,6 +30,7 @@ _KEEP: Mapping[str, frozenset[str]] = {
     "env": _KEEP_PORT,
     "container": _KEEP_PORT,
 }
+_KEEP_STORED = frozenset({"MODEL_PATH", "MODEL_DIR"})  # beside `model`: known once the model is in the store
 _ROUNDS_MAX = 8  # each round takes out at least the innermost of what is wrong
 _COMMANDS = ("cmd", "cmdStop")
 _ONE_MACRO = re.compile(r"\$\{[^{}]*\}")  # a macro's name is no secret
@@ -228,8 +229,9 @@ class _Loader:
     def _expanded(self, section: Mapping[str, Any], path: Path, scope: Scope) -> dict[str, Any]:
         """The section with macros filled in; keys where that failed are reported and left out."""
         out: dict[str, Any] = {}
+        stored = _KEEP_STORED if section.get("model") is not None else frozenset()
         for key, value in section.items():
-            keep = _KEEP.get(key, frozenset()) if path else frozenset()
+            keep = _KEEP[key] | stored if path and key in _KEEP else frozenset()
             if path and key in _COMMANDS and isinstance(value, str):
                 done = self._command(value, (*path, key), scope, keep)
             else:

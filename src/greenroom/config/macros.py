@@ -219,6 +219,9 @@ class Scope:
             return f"${{PID}}{via} is known only when the engine is stopped. It can stand in cmdStop alone."
         if name == "MODEL_ID":
             return f"${{MODEL_ID}}{via} means something only inside a model."
+        if name in ("MODEL_PATH", "MODEL_DIR"):
+            told = "is known only of a model from the store. Add model: oci://… beside cmd; it can stand in cmd, env and container."
+            return f"${{{name}}}{via} {told}"
         hint = did_you_mean(name, self.macros) if self.macros else ""
         return f"${{{name}}}{via} is not a macro.{hint} Declare it under macros, or write $${{{name}}} for the text itself."
 

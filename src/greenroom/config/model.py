@@ -93,6 +93,8 @@ class ModelConfig:
     id: str
     argv: tuple[str, ...]  # command, already split; may hold ${PORT} inside any item
     line: int = 0  # where its entry starts in the file
+    reference: str = ""  # `model`: where it comes from; then argv, env and container may hold ${MODEL_PATH} and ${MODEL_DIR}
+    pull: str = "missing"  # missing: the first request fetches it | never
     aliases: tuple[str, ...] = ()
     name: str = ""
     description: str = ""

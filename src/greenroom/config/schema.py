@@ -710,6 +710,12 @@ class ModelSection(Section):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=False, json_schema_extra={"required": ["cmd"]})
 
     cmd: Argv = Field(default=(), description="The engine's command: text split without a shell, or a list of arguments.")
+    model: Words | None = Field(
+        default=None, description="Where the model comes from: oci://…, hf://…, ollama://…, https://…; ${MODEL_PATH} in cmd is its place."
+    )
+    pull: Annotated[str, _choice("missing", "never"), WithJsonSchema({"enum": ["missing", "never"]})] = Field(
+        default="missing", description="Whether the first request fetches `model` when it is not in the store."
+    )
     cmdStop: Argv | None = Field(default=None, description="Command that stops the engine; may use ${PID}.")
     proxy: Url | None = Field(default=None, description="Address of the engine; default http://127.0.0.1:${PORT}.")
     checkEndpoint: CheckPath | None = Field(default=None, description="Path that answers 200 when ready; `none`: an open port is enough.")
