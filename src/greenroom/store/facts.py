@@ -126,7 +126,7 @@ class Stored:
     @property
     def entry(self) -> Path:
         """What an engine is given as the model: its GGUF (the first part of a split one), or its folder."""
-        from .layouts import entry_of
+        from .roles import entry_of
 
         return self.folder / entry_of(self.files)
 
