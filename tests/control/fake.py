@@ -9,6 +9,7 @@ from typing import Any
 
 from greenroom.control.facade import InstanceExtra, Result
 from greenroom.core.facts import Operation, SleepTier, State
+from greenroom.core.thrash import Circle
 from greenroom.core.views import DeviceView, InstanceView, ModelView, QueueView, View
 
 GPU = DeviceView("gpu0", "gpu", "H100", 9728, 512, 4915, 5222, 307, "pid 4711 (python)", "")
@@ -90,6 +91,8 @@ class FakeFacade:
         self.told_now: dict[str, tuple[str, list[str]]] = {}
         self.rate: dict[str, dict[str, Any]] = {}
         self.worst: dict[str, Any] | None = None
+        self.to_change = 0
+        self.circles: tuple[Circle, ...] = ()
         self.phases: dict[str, str] = {}
         self.cancels: dict[int, Result] = {}
         self.searches: list[dict[str, Any]] = []
@@ -113,7 +116,7 @@ class FakeFacade:
     def view(self) -> View:
         self.looks += 1
         self.looked.set()
-        return View(100.0, self.devices, tuple(self.models.values()), *self.queued)
+        return View(100.0, self.devices, tuple(self.models.values()), *self.queued, thrash=self.circles)
 
     def extra(self, model: str) -> InstanceExtra:
         return InstanceExtra(4242, 5801, self.phases.get(model, "")) if self.models[model].instances else InstanceExtra(None, None)
@@ -165,6 +168,9 @@ class FakeFacade:
 
     def headline(self) -> dict[str, Any] | None:
         return self.worst
+
+    def advice_count(self) -> int:
+        return self.to_change
 
     def advice(self) -> dict[str, Any]:
         return {"headline": self.worst, "thrash": [], "ttl": [], "outgrown": None, "seen": None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -11,13 +12,17 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
+from greenroom.control import render
 from greenroom.control.app import OUTCOMES
 from greenroom.control.facade import Result
 from greenroom.control.sse import StreamLimits
 from greenroom.core.facts import State
+from greenroom.core.thrash import Circle
 from greenroom.core.views import QueueView, StageView, WaiterView
 from tests.control.fake import FakeFacade, a_model, a_resident, an_event
 from tests.control.test_app import asked, serving
+
+QUICK = StreamLimits(changes_s=0.02)
 
 HOSTILE = (
     "org/<b>x</b>",
@@ -116,9 +121,24 @@ async def test_status_tells_its_clock_its_boot_and_the_worst_advice(tmp_path: Pa
     facade.worst = {"text": "agent and coder take turns", "link": "#/advice", "severity": "warn"}
     async with serving(facade, tmp_path) as session:
         _, body = await asked(session, "GET", "/api/status")
-        assert (body["boot_id"], body["now"], body["advice"]) == ("b00t", 1_700_000_000.0, {"headline": facade.worst})
+        assert (body["boot_id"], body["now"], body["advice"]) == ("b00t", 1_700_000_000.0, {"headline": facade.worst, "count": 0})
         assert body["devices"][0]["outside_by"] == [{"pid": 4711, "name": "pid 4711 (python)"}]
         assert (await asked(session, "GET", "/api/advice"))[1]["thrash"] == []
+
+
+async def test_who_takes_turns_is_told_as_it_happens(tmp_path: Path) -> None:
+    """In the status, as the headline, as a thing to change; and to those who follow, with the words that everybody uses."""
+    facade = FakeFacade(a_model("agent"), a_model("coder"))
+    async with serving(facade, tmp_path, QUICK) as session, session.get("/api/events") as response:
+        (first,) = await messages(response, 1)
+        assert (first["thrash"], first["advice"]) == ([], {"headline": None, "count": 0})
+        facade.circles = (Circle(("agent", "coder"), "gpu0", since=40.0, until=90.0, swaps=6, moving_s=25.0),)
+        (change,) = await messages(response, 1)
+    assert [one["models"] for one in change["thrash"]] == [["agent", "coder"]]
+    assert change["advice"]["count"] == 1
+    assert change["advice"]["headline"]["text"] == "agent and coder take turns on gpu0: 6 swaps cost 25 s"
+    facade.to_change = 3
+    assert render.status(facade)["advice"]["count"] == 3
 
 
 async def test_why_ends_with_the_present(tmp_path: Path) -> None:
@@ -240,9 +260,6 @@ async def messages(response: aiohttp.ClientResponse, count: int) -> list[dict[st
     return found
 
 
-QUICK = StreamLimits(changes_s=0.02)
-
-
 async def test_a_stream_begins_with_the_whole_state(tmp_path: Path) -> None:
     """The same as /api/status, without an id: only events are resumed from."""
     facade = FakeFacade(a_resident("chat"))
@@ -267,6 +284,17 @@ async def test_changes_come_as_messages_with_what_changed(tmp_path: Path) -> Non
         assert (await messages(response, 1))[0]["removed"] == ["old"]
         facade.waiting, facade.queued = [a_queue()], (2, 1.0)
         assert (await messages(response, 1))[0]["queue"]["models"][0]["model"] == "coder"
+
+
+async def test_a_device_that_a_reload_took_away_is_not_shown_any_more(tmp_path: Path) -> None:
+    """Everything is told anew: a message of changes has no word for it."""
+    facade = FakeFacade(a_model("chat"))
+    facade.devices = (*facade.devices, replace(facade.devices[0], id="gpu7"))
+    async with serving(facade, tmp_path, QUICK) as session, session.get("/api/events") as response:
+        await messages(response, 1)
+        facade.devices = facade.devices[:-1]
+        (told,) = await messages(response, 1)
+    assert (told["kind"], [one["id"] for one in told["devices"]]) == ("snapshot", [one.id for one in facade.devices])
 
 
 async def test_what_only_ages_is_no_change(tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ def test_nobody_is_unloaded_into_emptiness() -> None:
     used(rig, "a", every_s=2.0, times=12)
     assert not any(isinstance(action, Stop) for action in rig.waits(7200.0))
     assert rig.state("a") is State.READY
+    assert rig.scheduler.present("a", rig.now)[0] == "Ready, idle for 2 h; it stays until somebody needs its room."
     assert idle_until_stopped(rig, 120.0) <= 60.0
 
 

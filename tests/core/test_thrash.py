@@ -49,6 +49,13 @@ def test_two_that_take_turns_are_told_within_six_switches() -> None:
     assert circles[0].share > 0.3
 
 
+def test_what_else_is_there_counts_when_it_is_said_what_is_missing() -> None:
+    """They would fit alone: a pinned model beside them is why they do not, and is named."""
+    card = Device("gpu0", "gpu", 14_000, measured=False)
+    said, _, _ = told(ping_pong(12), CHAT, TITLE, Model("embed", ("gpu0",), 2000, up_s=1.0, pinned=True), card=card)
+    assert "holding all beside embed needs 1000 MiB more" in said[0].text
+
+
 def test_it_is_told_again_when_it_comes_back() -> None:
     """Calm for an hour in between; while it is calm, nobody thrashes."""
     said, _, play = told([*ping_pong(6), *ping_pong(6, first_s=3600.0)], CHAT, TITLE)

@@ -74,6 +74,11 @@ class Changes:
             return
         self._looked_at, self._stamp = now, stamp
         status = render.status(self._facade)
+        if gone := self._devices.keys() - {one["id"] for one in status["devices"]}:  # a reload took it: everything is told anew
+            for id in gone:
+                del self._devices[id]
+            self._number += 1
+            self._log.append((self._number, sse.event({"kind": "snapshot", **status})))
         self._moves = bool(status["queue"]["length"]) or any(one["state"] in MOVING for one in status["models"])
         change = self._change(status, anew=now - self._anew_at >= ANEW_S)
         if change:
@@ -100,7 +105,7 @@ class Changes:
             found["removed"] = gone
             for id in gone:
                 del self._models[id]
-        for name in ("queue", "advice"):
+        for name in ("queue", "advice", "thrash"):
             same = still(status[name])
             if self._rest.get(name) != same or (anew and name == "queue" and status["queue"]["length"]):
                 self._rest[name] = same

@@ -83,6 +83,9 @@ class Facade(Protocol):
     def headline(self) -> dict[str, Any] | None:
         """{text, link, severity} of the worst advice there is."""
 
+    def advice_count(self) -> int:
+        """How many things there are to change, as far as that was worked out."""
+
     def advice(self) -> dict[str, Any]:
         """The last that was found; never waits for the next."""
 

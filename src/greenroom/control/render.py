@@ -7,7 +7,7 @@ from typing import Any
 
 from greenroom.control.facade import Facade, Result
 from greenroom.core.facts import Operation, SleepTier, State
-from greenroom.core.thrash import Circle
+from greenroom.core.thrash import Circle, turns_words
 from greenroom.core.views import DeviceView, InstanceView, ModelView, QueueView, View
 
 # Static facts of a model worth showing in every status; the rest is in GET /api/models/{id} only.
@@ -44,7 +44,7 @@ def status(facade: Facade) -> dict[str, Any]:
             "models": [waiting(one, facade) for one in facade.queue()],
         },
         "thrash": [circle(one, view.at) for one in view.thrash],
-        "advice": {"headline": facade.headline() or thrashing(view)},
+        "advice": {"headline": facade.headline() or thrashing(view), "count": max(facade.advice_count(), len(view.thrash))},
     }
 
 
@@ -65,7 +65,7 @@ def thrashing(view: View) -> dict[str, Any] | None:
     if not view.thrash:
         return None
     worst = max(view.thrash, key=lambda one: one.share)
-    text = f"{' and '.join(worst.models)} take turns on {worst.device}: {worst.swaps} swaps cost {worst.moving_s:.0f} s."
+    text = f"{turns_words(worst.models, worst.device)}: {worst.swaps} swaps cost {worst.moving_s:.0f} s"
     return {"text": text, "link": "#/advice", "severity": "warn"}
 
 

@@ -132,6 +132,8 @@ def present(stage: Stage, entry: Entry) -> tuple[str, tuple[str, ...]]:
             return f"Ready for {for_s}, serving {_count(count, 'request')}.", ()
         idle = span(max(0.0, stage.now - instance.idle_at))
         next_state, next_s = next_step(stage, entry)
+        if next_s == 0 and entry.model.ttl_auto:  # its time is over, and kept for as long as that costs nobody anything
+            return f"Ready, idle for {idle}; it stays until somebody needs its room.", ()
         stay = f"{'stops' if next_state == State.STOPPED else 'sleeps'} in {span(next_s)}" if next_s is not None else "stays"
         return f"Ready, idle for {idle}; it {stay} if nobody comes and nobody needs its room{', being pinned' if entry.pinned else ''}.", ()
     if state is State.DRAINING:

@@ -11,7 +11,7 @@ from .placement import ABSENT, Choice, fall_level, host_takes, leave_s, loss_s
 from .queue import Waiting
 from .residency import FALLING, HOME, RISING, SERVING
 from .stage import EPSILON_S, NEVER, Admission, Move, Phase, Stage
-from .thrash import Circle, Turn, listed
+from .thrash import Circle, Turn, listed, turns_words
 
 TOLD_GROWTH = 1.1  # a growing engine is told of again when it holds a tenth more
 USELESS_SHARE = 0.1  # a sleep that gives back less of what was held is none
@@ -342,7 +342,7 @@ def _took_turn(stage: Stage, entry: Entry, move: Move) -> None:
     turn = Turn(stage.now, entry.id, tuple(sorted(move.victims)), move.devices, stage.now - move.leaves_at)
     for circle in stage.turns.took(turn):
         spent, gone = span(circle.moving_s), span(circle.until - circle.since)
-        what = f"{listed(circle.models)} take turns on {circle.device}: {circle.swaps} swaps in {gone} took {spent} of it"
+        what = f"{turns_words(circle.models, circle.device)}: {circle.swaps} swaps in {gone} took {spent} of it"
         stage.tell(entry, "thrash", f"{what}; {_way_out(stage, circle)}", "warning")
 
 
@@ -351,10 +351,13 @@ def _way_out(stage: Stage, circle: Circle) -> str:
     rest = "pin one, or give one another device; `greenroom thrash` tries what helps"
     if any(member.need_mib is None for member in members):
         return f"of unknown size each takes the whole device: declare `memory`, {rest}"
-    short_mib = sum(member.need_mib or 0 for member in members) - stage.book.pools[circle.device].budget_mib
+    others = {name: stage.book.of(name).get(circle.device, 0) for name in stage.entries if name not in circle.models}
+    beside = [name for name, held_mib in others.items() if held_mib]
+    short_mib = sum(member.need_mib or 0 for member in members) + sum(others.values()) - stage.book.pools[circle.device].budget_mib
     if short_mib <= 0:
         return f"there is room for all of them: let what keeps them apart be (a group, other models), {rest}"
-    return f"holding all needs {gib(short_mib)} more: cut a context or share by that, {rest}"
+    company = f" beside {listed(beside)}" if beside else ""
+    return f"holding all{company} needs {gib(short_mib)} more: cut a context or share by that, {rest}"
 
 
 def _book_awake(stage: Stage, entry: Entry, host_mib: int | None) -> None:

@@ -7,7 +7,7 @@ return; some returns in a short time that take a noticeable share of it are thra
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 WINDOW_S = 300.0
@@ -94,8 +94,15 @@ def window_s(turn: Turn) -> float:
     return max(WINDOW_S, WINDOW_SWAPS * turn.moving_s)
 
 
+def turns_words(models: Sequence[str], device: str) -> str:
+    """How it is said everywhere: in the log, the status, the page and `greenroom thrash`."""
+    return f"{listed(models)} take turns on {device}"
+
+
 def listed(names: Iterable[str]) -> str:
     some = list(names)
+    if len(some) == 1:
+        return some[0]
     if len(some) > 4:
         return f"{', '.join(some[:3])} and {len(some) - 3} others"
     return f"{', '.join(some[:-1])} and {some[-1]}"

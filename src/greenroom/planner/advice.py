@@ -12,7 +12,7 @@ from .figures import Span, busy_s, figures_of, stretch
 from .outgrown import Outgrown, outgrown
 from .replay import CannotReplay, Scene, Trial, scene_of
 from .thrash import Thrash, fixed, follows, sentence, thrashing
-from .ttl import ttl_advice
+from .ttl import TtlAdvice, ttl_advice
 
 REPLAYED_MAX = 5_000  # requests, the newest ones: a way out costs about 0.2 ms a request to try
 CIRCLES_MAX = 3
@@ -43,13 +43,15 @@ def advice(
         best_share = _best_share([one for one, _ in checked], checked[0][1])
     size = outgrown(setup, requests, transitions, best_share=best_share, within=span)
     figures = figures_of(requests, transitions, span)
+    pieces = ttl_advice(setup, requests, transitions, span)
     return {
         "seen": {"from": span[0], "to": span[1], "hours": round((span[1] - span[0]) / 3600, 3), **figures.plain()},
         "headline": headline(found, size),
+        "count": count(found, pieces, size),
         "thrash": [one.plain() for one in found],
         "after": [one.plain() for one in follows(requests)],
         "swap_share": {device: round(s / max(1.0, span[1] - span[0]), 4) for device, s in busy_s(transitions, span).items()},
-        "ttl": [one.plain() for one in ttl_advice(setup, requests, transitions, span)],
+        "ttl": [one.plain() for one in pieces],
         "outgrown": size.plain(),
         "replayed": scene is not None,
     }
@@ -66,6 +68,12 @@ def _best_share(checked: Sequence[Thrash], base: Trial) -> float:
     """The least time in moves that any fix leaves on the hardware that is there, refusing nobody."""
     fixes = [fix for one in checked for fix in one.fixes if fix.kind not in ("second_gpu", "pin") and not fix.refused]
     return min([base.figures.waited_share, *(fix.moving_share for fix in fixes if fix.moving_share is not None)])
+
+
+def count(found: Sequence[Thrash], ttl: Sequence[TtlAdvice], size: Outgrown) -> int:
+    """How many things there are to change."""
+    times = sum(one.enough and not one.now_auto and one.suggested_s != one.now_s for one in ttl)
+    return len(found) + times + (size.verdict in ("outgrown", "capacity"))
 
 
 def headline(found: Sequence[Thrash], size: Outgrown) -> dict[str, str] | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from greenroom.core.facts import Device, Model, Setup, SleepTier
 from greenroom.core.moves import gib
+from greenroom.core.thrash import turns_words
 from greenroom.ledger.rows import RequestRow, SampleRow, TransitionRow
 
 from .figures import HOUR_S, Span, Swap, regrets_of, stretch, swaps_of
@@ -307,7 +308,6 @@ def _short_mib(setup: Setup, device: str, circle: Iterable[str], beside: set[str
 
 
 def sentence(one: Thrash) -> str:
-    names = " and ".join(one.models) if len(one.models) == 2 else ", ".join(one.models[:-1]) + " and " + one.models[-1]
     cost = f"{one.swaps_h:.0f} swaps an hour cost {_minutes(one.cost_s_h)} of it"
     if one.short_mib is not None and one.short_mib > 0:
         more = f"; {gib(one.short_mib)} more would hold {'both' if len(one.models) == 2 else 'all'}"
@@ -315,7 +315,7 @@ def sentence(one: Thrash) -> str:
         more = "; there is room for all of them"
     else:
         more = ""
-    return f"{names} take turns on {one.device}: {cost}{more}"
+    return f"{turns_words(one.models, one.device)}: {cost}{more}"
 
 
 def _minutes(seconds: float) -> str:

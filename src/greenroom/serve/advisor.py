@@ -28,7 +28,7 @@ TAKES_S_MAX = 120.0
 BYTES_MAX = 4 << 20
 SECRET = re.compile(r"(--?[\w-]*(?:api[-_]?key|token|secret|password)[\w-]*[ =])([^\s\"\\]+)", re.IGNORECASE)
 
-EMPTY: Mapping[str, Any] = {"headline": None, "thrash": [], "ttl": [], "outgrown": None}
+EMPTY: Mapping[str, Any] = {"headline": None, "count": 0, "thrash": [], "ttl": [], "outgrown": None}
 
 
 class Advisor:
@@ -59,6 +59,10 @@ class Advisor:
         if requests >= 20:
             self.refresh(AGAIN_UNASKED_S)
         return None if self._told is None else self._told.get("headline")
+
+    def count(self) -> int:
+        """How many things there are to change, by the last advice."""
+        return 0 if self._told is None else int(self._told.get("count", 0))
 
     def refresh(self, again_s: float) -> None:
         now = time.monotonic()

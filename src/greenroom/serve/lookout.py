@@ -114,6 +114,9 @@ class Lookout:
     def headline(self) -> dict[str, Any] | None:
         return self._advisor.headline(len(self._accounts.latest))
 
+    def advice_count(self) -> int:
+        return self._advisor.count()
+
     def advice(self) -> dict[str, Any]:
         return self._advisor.plain()
 
