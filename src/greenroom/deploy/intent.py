@@ -22,13 +22,14 @@ class Share:
     count: int = 0  # whole GPUs
     devices: tuple[str, ...] = ()  # UUIDs or indices where the operator named them
     mig: str = ""  # profile, such as 3g.40gb, when it is a slice; then `count` slices
+    every: bool = False  # all that the host has: nobody has named some; `count` is the least that makes sense
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
     """How to see that it lives and that it can serve, without waking anybody."""
 
-    path: str
+    path: str  # "" = any HTTP answer will do
     port: int
     start_s: float  # it may take this long to get ready
     period_s: float = 10.0
@@ -55,7 +56,7 @@ class Workload:
     argv: tuple[str, ...]  # whole command, ports filled in
     port: int
     env: tuple[tuple[str, str], ...] = ()
-    secret_env: tuple[tuple[str, str], ...] = ()  # name of a variable -> where it comes from (never a value)
+    secret_env: tuple[tuple[str, str], ...] = ()  # name of a variable -> the key it has in the set's secrets (never a value)
     mounts: tuple[Mount, ...] = ()
     share: Share = field(default_factory=Share)
     memory_mib: int = 0  # host RAM it may use; 0 = not said
@@ -66,7 +67,10 @@ class Workload:
     args_entrypoint: bool = True  # argv[0] replaces the image's entry point
     aliases: tuple[str, ...] = ()
     source: ModelConfig | None = None
-    gpu_mib: int | None = None  # measured, else estimated need on each device
+    gpu_mib: int | None = None  # measured, else declared need on each device
+    host_port: int = 0  # where a single host publishes `port`; 0 = nowhere
+    kind: str = "greenroom"  # or the engine: llama_server | vllm | sglang | tei | generic
+    tcp_only: bool = False  # it speaks no HTTP that could be asked: an open port is enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,8 @@ class Intent:
     config_text: str  # greenroom.yaml as it is to be mounted, with paths as inside the container
     target: str  # one of TARGETS
     namespace: str = "default"
+    listen_host: str = "127.0.0.1"  # address that a single host publishes on
+    builds: str = ""  # the Containerfile that makes greenroom's image; "" = the image was named, or none is needed
     notes: tuple[str, ...] = ()  # what a reader of the files must know; written as comments
     options: Mapping[str, str] = field(default_factory=dict)
 
