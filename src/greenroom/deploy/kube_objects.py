@@ -1,0 +1,289 @@
+"""The Kubernetes objects of an intent, as plain values: what kustomize files and the Helm chart are both made of."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from greenroom.config.errors import one_line
+from greenroom.deploy.intent import Intent, Workload
+from greenroom.deploy.kube_pod import (
+    PREFIX,
+    VENDOR_RESOURCES,
+    KubeOptions,
+    Value,
+    accelerators,
+    annotations,
+    bound_sources,
+    config_name,
+    labels,
+    models_claim,
+    pod,
+    secret_name,
+    selector,
+    volume_claim,
+)
+from greenroom.deploy.names import label
+from greenroom.deploy.unfit import Unfit
+
+CONFIG_BYTES_MAX = 1 << 20  # of a ConfigMap
+PULL_S = 1800  # an image of an inference engine may take this long to arrive before a rollout counts as stuck
+PORT_NAME = "http"
+METRICS_PATH = "/metrics"
+SCRAPE_S = 15
+CLIENT_LABEL = f"{PREFIX}/client"  # pods that may talk to engines directly
+MONITORING_NAMESPACE = "monitoring"
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """One object, what turns it on in the chart ("" = always), and whose it is ("" = the whole set's)."""
+
+    value: Value
+    switch: str = ""  # networkPolicy | podDisruptionBudget | serviceMonitor | persistence
+    workload: str = ""
+
+    @property
+    def kind(self) -> str:
+        return str(self.value["kind"])
+
+    @property
+    def name(self) -> str:
+        return str(self.value["metadata"]["name"])
+
+    @property
+    def file(self) -> str:
+        return f"{self.kind.lower()}-{self.name}.yaml"
+
+
+def settled(intent: Intent) -> Intent:
+    """The intent with a name for the set that Kubernetes takes; Unfit where something cannot be written at all."""
+    if not intent.workloads:
+        raise Unfit("there is no model to deploy: the configuration is empty")
+    ports = [one for one in intent.workloads if not 0 < one.port < 65536]
+    if ports:
+        raise Unfit(f"{ports[0].name} has port {ports[0].port}, which is none: ports go from 1 to 65535")
+    size = len(intent.config_text.encode("utf-8"))
+    if size > CONFIG_BYTES_MAX:
+        raise Unfit(f"the configuration has {size:,} bytes and a ConfigMap holds {CONFIG_BYTES_MAX:,}: make it smaller")
+    return replace(intent, name=label(intent.name, chars_max=40))
+
+
+def objects(intent: Intent, options: KubeOptions) -> tuple[Object, ...]:
+    """All of them, in an order in which they can be made.  Accelerators are not in them: see `target_patch`."""
+    found = (*_shared(intent, options), *(one for workload in intent.workloads for one in _own(workload, intent, options)))
+    places = [(one.kind, one.name) for one in found]
+    twice = sorted(place for place in set(places) if places.count(place) > 1)
+    if twice:
+        raise Unfit(f"two objects would be the {twice[0][0]} {twice[0][1]}: name the set otherwise")
+    return found
+
+
+def _shared(intent: Intent, options: KubeOptions) -> Iterator[Object]:
+    whole = {"app.kubernetes.io/part-of": intent.name}
+    yield Object(
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": {"name": intent.name, "labels": whole},
+            "automountServiceAccountToken": False,  # nothing in here asks the cluster anything
+        }
+    )
+    if files := config_files(intent):
+        data = {name: intent.config_text for name in files}
+        yield Object({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": config_name(intent), "labels": whole}, "data": data})
+    if bound_sources(intent) and options.models == "pvc":
+        users = [one for one in intent.workloads if any(mount.kind == "bind" for mount in one.mounts)]
+        mode = "ReadWriteOnce" if len(users) == 1 else "ReadWriteMany"  # several pods may stand on several nodes
+        yield Object(_claim(models_claim(intent), whole, mode, options.models_size, options), switch="persistence")
+    for source in sorted({mount.source for one in intent.workloads for mount in one.mounts if mount.kind == "volume"}):
+        users = [one for one in intent.workloads if any(mount.kind == "volume" and mount.source == source for mount in one.mounts)]
+        mode = "ReadWriteOnce" if len(users) == 1 else "ReadWriteMany"
+        yield Object(_claim(volume_claim(intent, source), whole, mode, options.state_size, options), switch="persistence")
+
+
+def _claim(name: str, whole: dict[str, str], mode: str, size: str, options: KubeOptions) -> Value:
+    storage = {"storageClassName": options.storage_class} if options.storage_class else {}
+    spec = {"accessModes": [mode], **storage, "resources": {"requests": {"storage": size}}}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "labels": whole}, "spec": spec}
+
+
+def _own(workload: Workload, intent: Intent, options: KubeOptions) -> Iterator[Object]:
+    meta: Value = {"name": workload.name, "labels": labels(workload, intent)}
+    if annotations(workload):
+        meta = {**meta, "annotations": annotations(workload)}
+    match = {"matchLabels": selector(workload, intent)}
+    yield Object({"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": _service(workload, intent)}, workload=workload.name)
+    yield Object(_controller(workload, intent, options, meta), workload=workload.name)
+    yield Object(
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": meta,
+            # There is one pod: a drain waits for you instead of cutting answers.  A pod that serves nobody holds up nothing.
+            "spec": {"minAvailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": match},
+        },
+        switch="podDisruptionBudget",
+        workload=workload.name,
+    )
+    policy: Value = {"podSelector": match, "policyTypes": ["Ingress"], "ingress": [_ingress(workload, intent)]}
+    yield Object(
+        {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": meta, "spec": policy},
+        switch="networkPolicy",
+        workload=workload.name,
+    )
+
+
+def _service(workload: Workload, intent: Intent) -> Value:
+    port = {"name": PORT_NAME, "port": workload.port, "targetPort": PORT_NAME, "protocol": "TCP"}
+    return {"type": "ClusterIP", "selector": selector(workload, intent), "ports": [port]}
+
+
+def _ingress(workload: Workload, intent: Intent) -> Value:
+    """Who may connect: anybody to greenroom's own port, to an engine only gateways and pods that say they may.
+
+    An engine's sleep and reload routes stand on the port that serves requests: whoever reaches the one reaches the other.
+    """
+    ports = [{"protocol": "TCP", "port": workload.port}]
+    if not workload.model:
+        return {"ports": ports}
+    gateways = {"app.kubernetes.io/part-of": intent.name, "app.kubernetes.io/component": "gateway"}
+    peers = [{"podSelector": {"matchLabels": gateways}}, {"podSelector": {"matchLabels": {CLIENT_LABEL: "true"}}}]
+    return {"from": peers, "ports": ports}
+
+
+def _controller(workload: Workload, intent: Intent, options: KubeOptions, meta: Value) -> Value:
+    stateful = not workload.model and options.controller == "statefulset"
+    template_meta: Value = {"labels": labels(workload, intent)}
+    notes = dict(annotations(workload))
+    if any(mount.kind == "config" for mount in workload.mounts):
+        notes[f"{PREFIX}/config-sha256"] = config_digest(intent)
+    if notes:
+        template_meta["annotations"] = notes
+    # A GPU, a claim and a state folder are held by one pod at a time: the old one goes before the new one comes.
+    turn: Value = (
+        {"serviceName": workload.name, "updateStrategy": {"type": "RollingUpdate"}}
+        if stateful
+        else {"strategy": {"type": "Recreate"}, "progressDeadlineSeconds": math.ceil(_start_s(workload)) + PULL_S}
+    )
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet" if stateful else "Deployment",
+        "metadata": meta,
+        "spec": {
+            "replicas": 1,
+            "revisionHistoryLimit": 3,
+            **turn,
+            "selector": {"matchLabels": selector(workload, intent)},
+            "template": {"metadata": template_meta, "spec": pod(workload, intent, options)},
+        },
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------ the target
+
+
+def target_patch(workload: Workload, options: KubeOptions) -> Value:
+    """What the pod asks for on the hardware named: {} or {limits, tolerations}."""
+    claims = accelerators(workload, options)
+    if not claims:
+        return {}
+    # Clusters taint GPU nodes with the vendor's resource name, whatever the slice is called.
+    key = VENDOR_RESOURCES[workload.share.vendor]
+    return {"limits": claims, "tolerations": [{"key": key, "operator": "Exists", "effect": "NoSchedule"}]}
+
+
+def on_target(one: Object, patch: Value) -> Object:
+    """A Deployment or StatefulSet whose container asks for these devices too; other kinds as they are."""
+    if not patch or one.kind not in ("Deployment", "StatefulSet"):
+        return one
+    value = copy.deepcopy(one.value)
+    spec = value["spec"]["template"]["spec"]
+    asked = spec["containers"][0]["resources"]
+    asked["limits"] = {**asked.get("limits", {}), **patch["limits"]}
+    spec["tolerations"] = patch["tolerations"]
+    return replace(one, value=value)
+
+
+def complete(intent: Intent, options: KubeOptions) -> tuple[Object, ...]:
+    """All of them as they are to be in the cluster."""
+    patches = {one.name: target_patch(one, options) for one in intent.workloads}
+    return tuple(on_target(one, patches.get(one.workload, {})) for one in objects(intent, options))
+
+
+def _start_s(workload: Workload) -> float:
+    return max((probe.start_s for probe in (workload.live, workload.ready) if probe is not None), default=600.0)
+
+
+# ------------------------------------------------------------------------------------------------------------ monitoring
+
+
+def monitors(intent: Intent) -> tuple[Object, ...]:
+    """What Prometheus's operator reads, and the way in for it; their own kind may be unknown to a cluster."""
+    found = []
+    for workload in intent.workloads:
+        meta = {"name": workload.name, "labels": labels(workload, intent)}
+        endpoint: Value = {"port": PORT_NAME, "path": METRICS_PATH, "interval": f"{SCRAPE_S}s"}
+        if not workload.model and intent.config.api_keys:
+            endpoint["authorization"] = {"credentials": {"name": secret_name(intent), "key": "METRICS_KEY"}}
+        spec: Value = {"selector": {"matchLabels": selector(workload, intent)}, "endpoints": [endpoint]}
+        monitor = {"apiVersion": "monitoring.coreos.com/v1", "kind": "ServiceMonitor", "metadata": meta, "spec": spec}
+        found.append(Object(monitor, switch="serviceMonitor", workload=workload.name))
+        if workload.model:
+            peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": MONITORING_NAMESPACE}}}
+            rule = {"from": [peer], "ports": [{"protocol": "TCP", "port": workload.port}]}
+            policy = {"podSelector": {"matchLabels": selector(workload, intent)}, "policyTypes": ["Ingress"], "ingress": [rule]}
+            extra = {"name": label(f"{workload.name}-metrics"), "labels": labels(workload, intent)}
+            way_in = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": extra, "spec": policy}
+            found.append(Object(way_in, switch="serviceMonitor", workload=workload.name))
+    return tuple(found)
+
+
+# ------------------------------------------------------------------------------------------------------------- comments
+
+
+def config_files(intent: Intent) -> tuple[str, ...]:
+    return tuple(sorted({mount.source for one in intent.workloads for mount in one.mounts if mount.kind == "config"}))
+
+
+def config_digest(intent: Intent) -> str:
+    """In the pods' template: a changed configuration makes new pods."""
+    return hashlib.sha256(intent.config_text.encode("utf-8")).hexdigest()
+
+
+def secret_command(intent: Intent) -> str:
+    """What makes the Secret that the pods read; "" when they read none.  Values are typed by whoever runs it, never written here."""
+    names = sorted({name for one in intent.workloads for name, _ in one.secret_env})
+    if not names:
+        return ""
+    values = " ".join(f'--from-literal={name}="${name}"' for name in names)
+    return f"kubectl --namespace {intent.namespace} create secret generic {secret_name(intent)} {values}"
+
+
+def comments(intent: Intent, options: KubeOptions) -> tuple[str, ...]:
+    """What a reader of the files must know, one sentence a line."""
+    said = [f"{intent.name}: {len(intent.workloads)} workload(s) for {intent.target}, made by greenroom generate kube."]
+    said += [one_line(note) for note in intent.notes]
+    if command := secret_command(intent):
+        said.append(f"Secrets are referred to, never written. Make them first:  {command}")
+    sources = bound_sources(intent)
+    if sources and options.models == "pvc":
+        where = ", ".join(f"{source} -> {'/' if len(sources) == 1 else '/' + source.strip('/')}" for source in map(one_line, sources))
+        said.append(f"Model files are read from the claim {models_claim(intent)}; fill it first: {where}.")
+    if sources and options.models == "hostpath":
+        said.append(
+            "Model files are read from folders of the node: the pod is refused where policies forbid hostPath (baseline, restricted)."
+        )
+        said.append("Label the node that has them and add a nodeSelector, or every node needs a copy that user 10001 can read.")
+    if (sources and options.models == "image") or any(mount.kind == "image" for one in intent.workloads for mount in one.mounts):
+        said.append("Image volumes need Kubernetes 1.33 (1.31 with the feature gate ImageVolume); subPath in them needs 1.33.")
+    if any(one.memory_mib == 0 for one in intent.workloads):
+        said.append("No memory limit is set where nobody has measured or estimated the need: what is asked for there is a guess.")
+    if intent.mode == "greenroom" and not intent.config.api_keys and not intent.config.allowed_hosts:
+        said.append("Without API keys greenroom answers calls by address only: add keys, or the Service's name to allowedHosts.")
+    if intent.target == "amd":
+        said.append("/dev/kfd belongs to the group render on most nodes: add its number to supplementalGroups if the engine is refused.")
+    return tuple(said)
