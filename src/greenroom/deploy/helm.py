@@ -68,7 +68,9 @@ def chart(intent: Intent, options: KubeOptions) -> Files:
     intent = settled(intent)
     found = objects(intent, options)
     # No text of the objects holds a digest of them all, so no mark is mistaken for one.
-    marks = Marks(hashlib.sha256(json.dumps([one.value for one in found], sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()[:16])
+    marks = Marks(
+        hashlib.sha256(json.dumps([one.value for one in found], sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    )
     values = _values(intent, options, found)
     files = {
         "Chart.yaml": _about(intent, options),

@@ -1,0 +1,398 @@
+"""Files for Kubernetes, judged by the schemas of nine releases, by kubectl itself, and by reading them back."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from greenroom.config.model import Config, KeyConfig
+from greenroom.deploy.intent import Intent, Mount, Probe, Share, Workload
+from greenroom.deploy.kube import FORMATS, kube
+from greenroom.deploy.kube_pod import KubeOptions
+from greenroom.deploy.unfit import Unfit
+from tests.deploy.kube_cases import CASES, HOSTILE_NAMES, VERSIONS, by_place, engine, engines, kustomized, put, read_all, whole
+
+Object = dict[str, Any]
+NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
+EXPANDED = re.compile(r"\$\$|\$\(([^)]*)\)")
+
+
+def made(intent: Intent, **options: Any) -> dict[tuple[str, str], Object]:
+    """Every object, read back from the one-file form."""
+    return by_place(read_all(kube(intent, "plain", KubeOptions(**options))["all.yaml"]))
+
+
+def controllers(found: dict[tuple[str, str], Object]) -> dict[str, Object]:
+    return {name: one for (kind, name), one in found.items() if kind in ("Deployment", "StatefulSet")}
+
+
+def container(controller: Object) -> Object:
+    only: Object
+    (only,) = controller["spec"]["template"]["spec"]["containers"]
+    return only
+
+
+def as_kubernetes_reads(text: str, env: dict[str, str]) -> str:
+    """Its expansion of commands and variables."""
+    return EXPANDED.sub(lambda found: "$" if found[0] == "$$" else env.get(found[1], found[0]), text)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_every_object_is_valid_in_every_release(case: str, version: str) -> None:
+    """Strictly: a field that the release does not know is an error."""
+    for one in made(CASES[case]).values():
+        assert kubernetes_validate.validate(one, version, strict=True) == version
+
+
+@pytest.mark.parametrize("controller", ["deployment", "statefulset"])
+@pytest.mark.parametrize("models", ["pvc", "image", "hostpath"])
+def test_every_choice_is_valid_where_it_exists(models: str, controller: str) -> None:
+    """Image volumes came with 1.31; the releases before do not know them."""
+    found = made(whole(HOSTILE_NAMES[:3]), models=models, models_image="registry.local/models:1", controller=controller)
+    for version in VERSIONS if models != "image" else VERSIONS[2:]:
+        for one in found.values():
+            kubernetes_validate.validate(one, version, strict=True)
+    if models == "image":
+        with pytest.raises(kubernetes_validate.ValidationError):
+            [kubernetes_validate.validate(one, "1.30", strict=True) for one in found.values()]
+
+
+def paths_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every mapping in a value that the schema describes, by its path (labels and the like hold any name)."""
+    free = {"labels", "annotations", "matchLabels", "selector", "limits", "requests", "data"}
+    if isinstance(value, dict):
+        here = [] if path and path[-1] in free - {"selector"} else [path]
+        return here + [deeper for key, item in value.items() for deeper in paths_of(item, (*path, key))]
+    if isinstance(value, list):
+        return [deeper for index, item in enumerate(value) for deeper in paths_of(item, (*path, index))]
+    return []
+
+
+def test_the_validator_sees_a_misspelt_field_anywhere() -> None:
+    """In each mapping of each kind of object: the tests above could fail."""
+    seen = 0
+    for one in made(CASES["greenroom 1"]).values():
+        for path in paths_of(one):
+            if path[-1:] == ("selector",) and one["kind"] == "Service":
+                continue
+            broken = copy.deepcopy(one)
+            spot: Any = broken
+            for step in path:
+                spot = spot[step]
+            spot["misspelt"] = "x"
+            with pytest.raises(kubernetes_validate.ValidationError):
+                kubernetes_validate.validate(broken, "1.33", strict=True)
+            seen += 1
+    assert seen > 50
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kubectl_renders_the_tree_to_the_same_objects(case: str, tmp_path: Path) -> None:
+    """Base and overlay together are what the one file holds; all of it in the namespace that was named."""
+    intent = CASES[case]
+    rendered = kustomized(put(kube(intent), tmp_path) / "overlays" / intent.target)
+    assert by_place(rendered) == made(intent)
+    assert {one["metadata"]["namespace"] for one in rendered} == {"llm"}
+
+
+def test_the_base_knows_no_hardware(tmp_path: Path) -> None:
+    """It is the same for each target but for its comments, so other overlays can stand on it."""
+    bases = []
+    for target in ("nvidia", "amd", "intel", "cpu"):
+        found = kustomized(put(kube(engines(HOSTILE_NAMES[:3], target)), tmp_path / target) / "base")
+        assert "gpu" not in str([one["spec"].get("template") for one in found if "spec" in one]).replace("server-cuda", "")
+        bases.append(by_place(found))
+    assert all(base == bases[0] for base in bases)
+
+
+@pytest.mark.parametrize(
+    ("share", "asked"),
+    [
+        (Share("nvidia", 1), {"nvidia.com/gpu": "1"}),
+        (Share("nvidia", 4), {"nvidia.com/gpu": "4"}),
+        (Share("nvidia", 1, mig="3g.40gb"), {"nvidia.com/mig-3g.40gb": "1"}),
+        (Share("nvidia", 1, mig="1g.10gb+me"), {"nvidia.com/mig-1g.10gb.me": "1"}),
+        (Share("amd", 1), {"amd.com/gpu": "1"}),
+        (Share("intel", 1), {"gpu.intel.com/i915": "1"}),
+        (Share("cpu", 0), {}),
+    ],
+)
+def test_each_target_asks_for_its_own_device(share: Share, asked: dict[str, str]) -> None:
+    """As text, in the limits, and nothing of another vendor."""
+    (one,) = controllers(made(engines(("a",), share.vendor, share=share))).values()
+    limits = container(one)["resources"]["limits"]
+    assert {name: count for name, count in limits.items() if name != "memory"} == asked
+
+
+def test_a_shared_gpu_is_asked_for_by_its_own_name() -> None:
+    """With renameByDefault the device plugin offers nvidia.com/gpu.shared."""
+    (one,) = controllers(made(engines(("a",)), accelerator="nvidia.com/gpu.shared")).values()
+    assert container(one)["resources"]["limits"] == {"memory": "9548Mi", "nvidia.com/gpu.shared": "1"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_runs_is_what_was_meant(case: str) -> None:
+    """Command, variables and mounts as Kubernetes will read them equal the intent's."""
+    found = controllers(made(CASES[case]))
+    for workload in CASES[case].workloads:
+        box = container(found[workload.name])
+        env: dict[str, str] = {}
+        for item in box["env"]:
+            if "value" in item:
+                env[item["name"]] = as_kubernetes_reads(item["value"], env)
+        assert {name: env[name] for name, _ in workload.env} == dict(workload.env)
+        assert [as_kubernetes_reads(word, env) for word in (*box["command"], *box["args"])] == list(workload.argv)
+        targets = {one["mountPath"]: one for one in box["volumeMounts"]}
+        for mount in workload.mounts:
+            assert targets[mount.target].get("readOnly", False) == mount.read_only
+        assert len(targets) == len(box["volumeMounts"])
+        volumes = {one["name"] for one in found[workload.name]["spec"]["template"]["spec"]["volumes"]}
+        assert volumes == {one["name"] for one in box["volumeMounts"]}
+        assert box["image"] == workload.image
+        assert [port["containerPort"] for port in box["ports"]] == [workload.port]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_probes_ask_the_right_port_and_wait_long_enough(case: str) -> None:
+    """Never a route that starts a model; at least as long as a start may take."""
+    found = controllers(made(CASES[case]))
+    for workload in CASES[case].workloads:
+        box = container(found[workload.name])
+        assert workload.live is not None
+        assert workload.ready is not None
+        probes = {name: box[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+        assert {probe["port"] for probe in probes.values()} == {workload.port}
+        assert {name: probe["path"] for name, probe in probes.items()} == {
+            "startup": workload.ready.path,
+            "liveness": workload.live.path,
+            "readiness": workload.ready.path,
+        }
+        startup = box["startupProbe"]
+        assert startup["periodSeconds"] * startup["failureThreshold"] >= workload.ready.start_s
+        assert found[workload.name]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == math.ceil(workload.stop_s)
+
+
+def test_an_engine_without_a_health_page_is_asked_for_its_port() -> None:
+    """An open port must do."""
+    (one,) = controllers(made(engines(("a",), live=None, ready=None))).values()
+    assert {name: container(one)[name].get("tcpSocket") for name in ("startupProbe", "livenessProbe", "readinessProbe")} == {
+        "startupProbe": {"port": 8123},
+        "livenessProbe": {"port": 8123},
+        "readinessProbe": {"port": 8123},
+    }
+
+
+def matches(selector: dict[str, str], labels: dict[str, str]) -> bool:
+    return selector.items() <= labels.items()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_selector_matches_exactly_its_own_pods(case: str) -> None:
+    """Of all pairs: also of names that differ in case only, or after the 63rd character."""
+    found = made(CASES[case])
+    pods = {name: one["spec"]["template"]["metadata"]["labels"] for name, one in controllers(found).items()}
+    assert len(pods) == len(CASES[case].workloads)
+    checked = 0
+    for (kind, name), one in found.items():
+        selector = {
+            "Service": lambda one=one: one["spec"]["selector"],
+            "NetworkPolicy": lambda one=one: one["spec"]["podSelector"]["matchLabels"],
+            "PodDisruptionBudget": lambda one=one: one["spec"]["selector"]["matchLabels"],
+            "Deployment": lambda one=one: one["spec"]["selector"]["matchLabels"],
+        }.get(kind)
+        if selector is not None:
+            assert [pod for pod, labels in pods.items() if matches(selector(), labels)] == [name]
+            checked += 1
+    assert checked == 4 * len(pods)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_names_and_labels_are_such_as_kubernetes_takes(case: str) -> None:
+    """DNS labels for objects and volumes, label values within their letters, models' names untouched in annotations."""
+    found = made(CASES[case])
+    for (_, name), one in found.items():
+        assert NAME.fullmatch(name)
+        assert len(name) <= 63
+        for value in one["metadata"]["labels"].values():
+            assert LABEL_VALUE.fullmatch(value)
+            assert len(value) <= 63
+    told = [
+        one["metadata"]["annotations"]["dev.greenroom/model"] for one in controllers(found).values() if "annotations" in one["metadata"]
+    ]
+    assert told == [one.model for one in CASES[case].workloads if one.model]
+    for one in controllers(found).values():
+        assert all(NAME.fullmatch(volume["name"]) for volume in one["spec"]["template"]["spec"]["volumes"])
+
+
+def test_an_engine_is_reached_by_gateways_only() -> None:
+    """Its sleep and reload routes stand on the port of its requests; greenroom's own port is open to all."""
+    gateway = replace(whole(("a",)).workloads[0], mounts=())
+    intent = replace(engines(("a",)), workloads=(gateway, *engines(("a",)).workloads))
+    found = made(intent)
+    pods = {name: one["spec"]["template"]["metadata"]["labels"] for name, one in controllers(found).items()}
+    (rule,) = found["NetworkPolicy", "a"]["spec"]["ingress"]
+    allowed = [peer["podSelector"]["matchLabels"] for peer in rule["from"]]
+    assert [name for name, labels in pods.items() if any(matches(one, labels) for one in allowed)] == ["greenroom"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": 8123}]
+    assert found["NetworkPolicy", "greenroom"]["spec"] == {
+        "podSelector": {"matchLabels": {"app.kubernetes.io/instance": "greenroom", "app.kubernetes.io/part-of": "models"}},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"ports": [{"protocol": "TCP", "port": 8080}]}],
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pods_hold_to_the_restricted_standard(case: str) -> None:
+    """As the Pod Security Standards list it; files are written to declared places only."""
+    allowed_volumes = {"configMap", "emptyDir", "persistentVolumeClaim", "image"}
+    for one in controllers(made(CASES[case])).values():
+        spec = one["spec"]["template"]["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container(one)["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert not spec["automountServiceAccountToken"]
+        assert not any(spec.get(name) for name in ("hostNetwork", "hostPID", "hostIPC"))
+        assert all(set(volume) - {"name"} <= allowed_volumes for volume in spec["volumes"])
+
+
+def test_shared_memory_is_memory_and_counts_as_such() -> None:
+    """vLLM's workers talk through /dev/shm; what lies there is charged to the container."""
+    (one,) = controllers(made(engines(("a",)))).values()
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2048Mi"}} in one["spec"]["template"]["spec"]["volumes"]
+    asked = container(one)["resources"]
+    assert asked["requests"]["memory"] == f"{6000 + 2048}Mi"
+    assert asked["limits"]["memory"] == f"{7500 + 2048}Mi"
+
+
+def test_nothing_is_limited_that_nobody_measured() -> None:
+    """A guess as a limit would end an engine that does nothing wrong; the files say so."""
+    intent = engines(("a",), memory_mib=0)
+    (one,) = controllers(made(intent)).values()
+    assert container(one)["resources"] == {"requests": {"cpu": "1", "memory": "6144Mi"}, "limits": {"nvidia.com/gpu": "1"}}
+    assert "guess" in kube(intent, "plain")["all.yaml"]
+
+
+def test_no_secret_is_written_only_its_place() -> None:
+    """And a command that makes it, as a comment."""
+    text = kube(CASES["greenroom 1"], "plain")["all.yaml"]
+    box = container(next(iter(controllers(by_place(read_all(text))).values())))
+    (item,) = [one for one in box["env"] if "valueFrom" in one]
+    assert item == {"name": "GREENROOM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "greenroom-secrets", "key": "GREENROOM_API_KEY"}}}
+    assert "# Secrets are referred to" in text
+    assert 'create secret generic greenroom-secrets --from-literal=GREENROOM_API_KEY="$GREENROOM_API_KEY"' in text
+
+
+def test_another_configuration_makes_new_pods() -> None:
+    """And the same one does not."""
+    one = whole(("a",))
+    digests = [
+        next(iter(controllers(made(intent)).values()))["spec"]["template"]["metadata"]["annotations"]["dev.greenroom/config-sha256"]
+        for intent in (one, replace(one, config_text=one.config_text + "# more\n"), one)
+    ]
+    assert digests[0] == digests[2] != digests[1]
+    assert made(one)["ConfigMap", "greenroom-config"]["data"] == {"greenroom.yaml": one.config_text}
+
+
+def test_claims_are_shared_only_where_they_must_be() -> None:
+    """One pod may have a disk of its own; several need one that many nodes can mount."""
+    assert made(engines(("a",)))["PersistentVolumeClaim", "models-models"]["spec"]["accessModes"] == ["ReadWriteOnce"]
+    assert made(engines(("a", "b")))["PersistentVolumeClaim", "models-models"]["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+def test_several_folders_keep_their_paths_in_the_one_claim() -> None:
+    """So that a copy of the host's tree fits."""
+    mounts = (Mount("bind", "/srv/models", "/models"), Mount("bind", "/opt/my templates/", "/templates"))
+    (one,) = controllers(made(engines(("a",), mounts=mounts))).values()
+    assert {box["mountPath"]: box.get("subPath") for box in container(one)["volumeMounts"] if box["name"] == "models"} == {
+        "/models": "srv/models",
+        "/templates": "opt/my templates",
+    }
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_same_intent_gives_the_same_bytes(form: str) -> None:
+    """Twice, and made anew."""
+    assert kube(engines(HOSTILE_NAMES), form) == kube(engines(HOSTILE_NAMES), form) == kube(CASES["engines 12"], form)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_no_name_gets_out_of_its_comment_or_folder(form: str) -> None:
+    """Line ends in model names would be lines of their own; file names hold no dots that lead elsewhere."""
+    files = kube(replace(CASES["engines 12"], notes=("a note\nkind: Secret\x00",)), form)
+    assert not any("\n" + "line: injected" in text or "\nkind: Secret" in text for text in files.values())
+    assert all(".." not in name.split("/") and not name.startswith("/") for name in files)
+
+
+def test_what_cannot_be_is_refused_with_the_reason() -> None:
+    """One sentence each: what, why, what to do."""
+    with pytest.raises(Unfit, match="no model to deploy"):
+        kube(replace(CASES["engines 1"], workloads=()))
+    with pytest.raises(Unfit, match="--models-image"):
+        kube(CASES["engines 1"], options=KubeOptions.of({"models": "image"}))
+    with pytest.raises(Unfit, match="is one of pvc, image, hostpath"):
+        KubeOptions.of({"models": "nfs"})
+    with pytest.raises(Unfit, match="two things at /models"):
+        kube(engines(("a",), mounts=(Mount("bind", "/a", "/models"), Mount("bind", "/b", "/models/"))))
+    with pytest.raises(Unfit, match="1,048,576"):
+        kube(replace(CASES["greenroom 1"], config_text="é" * 600_000))
+    with pytest.raises(Unfit, match="two objects would be"):
+        kube(Intent("x", "engines", (engine("a", "a"), engine("b", "a")), Config("", ()), "", "cpu"))
+
+
+def test_prometheus_is_let_in_only_when_asked(tmp_path: Path) -> None:
+    """Its own kind may be unknown to a cluster: monitoring is a component that the overlay can name."""
+    keyed = replace(CASES["engines 3"].config, keys=(KeyConfig("secret", "all"),))
+    intent = replace(CASES["engines 3"], config=keyed)
+    folder = put(kube(intent), tmp_path) / "overlays" / "nvidia"
+    assert not any(one["kind"] == "ServiceMonitor" for one in kustomized(folder))
+    (folder / "kustomization.yaml").write_text(
+        (folder / "kustomization.yaml").read_text().replace("# components:\n#   - ", "components:\n  - ")
+    )
+    found = by_place(kustomized(folder))
+    services = {name: one["metadata"]["labels"] for (kind, name), one in found.items() if kind == "Service"}
+    watched = {name: one["spec"]["selector"]["matchLabels"] for (kind, name), one in found.items() if kind == "ServiceMonitor"}
+    assert {name: [one for one, labels in services.items() if matches(wanted, labels)] for name, wanted in watched.items()} == {
+        name: [name] for name in services
+    }
+    assert sum(kind == "NetworkPolicy" for kind, _ in found) == 2 * len(services)
+
+
+def test_a_set_of_any_name_can_be_written() -> None:
+    """The name of the set becomes one that Kubernetes takes."""
+    found = made(replace(CASES["greenroom 1"], name="Mein Schrank / 1"))
+    assert all(NAME.fullmatch(name) for _, name in found)
+
+
+def test_a_home_that_is_mounted_gets_no_second_place() -> None:
+    """HOME below a claim stays there; elsewhere it is an empty folder of the pod."""
+    env = (("HOME", "/state"),)
+    mounts = (Mount("volume", "state", "/state", read_only=False),)
+    box = container(next(iter(controllers(made(engines(("a",), env=env, mounts=mounts))).values())))
+    assert [one["mountPath"] for one in box["volumeMounts"]] == ["/state", "/tmp", "/dev/shm"]
+    assert [one for one in box["env"] if one["name"] == "HOME"] == [{"name": "HOME", "value": "/state"}]
+
+
+def test_a_probe_may_stand_on_another_port() -> None:
+    """As an engine with a port of its own for health would have it."""
+    (one,) = controllers(made(engines(("a",), ready=Probe("/h", 9000, 30.0), live=Probe("/h", 9000, 30.0)))).values()
+    assert container(one)["readinessProbe"]["httpGet"]["port"] == 9000
+
+
+def test_workloads_are_plain_values() -> None:
+    """Nothing is read from this machine: an intent for hardware that is not here is written all the same."""
+    assert isinstance(CASES["engines 1"].workloads[0], Workload)
+    assert kube(engines(("a",), "amd"), "plain") == kube(engines(("a",), "amd"), "plain")
