@@ -118,6 +118,7 @@ class Stored:
     description: Description
     pulled_at: float  # Unix time
     signed_by: str = ""
+    damaged: tuple[str, ...] = ()  # files that a verification found broken: not to be served
 
     @property
     def size(self) -> int:

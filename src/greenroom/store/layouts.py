@@ -125,7 +125,7 @@ def pick(index: bytes, architecture: str = "amd64", system: str = "linux") -> De
     Raises NotFound for an empty index, Refused for a broken one.
     """
     entries = _list(_document(index, "the index"), "manifests", "the index")
-    choices = []
+    choices: list[tuple[int, int, Descriptor]] = []
     for entry in entries:
         platform, annotations = _map(entry, "platform"), _annotations(entry)
         if platform.get("os") == "unknown" or annotations.get("vnd.docker.reference.type") == "attestation-manifest":

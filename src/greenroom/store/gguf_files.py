@@ -1,0 +1,266 @@
+"""What the files of a model tell about themselves, by their heads: GGUF fields, the configuration of a safetensors folder."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from greenroom.engines.gguf import GgufError, Header, read_header
+
+from .facts import Damaged, Description, ModelFile, StoreError
+from .roles import stem_of
+
+MAGIC = b"GGUF"
+VERSIONS_READ = (2, 3)
+SAFETENSORS_HEADER_BYTES_MAX = 100 << 20
+CONFIG_BYTES_MAX = 4 << 20
+LICENSE_CHARS_MAX = 100
+
+# llama.cpp's numbers for how most tensors of a file are stored
+FILE_TYPES: Mapping[int, str] = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    19: "IQ2_XXS",
+    20: "IQ2_XS",
+    21: "Q2_K_S",
+    22: "IQ3_XS",
+    23: "IQ3_XXS",
+    24: "IQ1_S",
+    25: "IQ4_NL",
+    26: "IQ3_S",
+    27: "IQ3_M",
+    28: "IQ2_S",
+    29: "IQ2_M",
+    30: "IQ4_XS",
+    31: "IQ1_M",
+    32: "BF16",
+    36: "TQ1_0",
+    37: "TQ2_0",
+    38: "MXFP4",
+}
+TENSOR_TYPES: Mapping[int, str] = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 30: "BF16", 39: "MXFP4"}
+TYPE_ROLES: Mapping[str, str] = {"mmproj": "projector", "adapter": "adapter"}
+
+
+def examine(folder: Path, files: Sequence[ModelFile], told: Description) -> tuple[tuple[ModelFile, ...], Description]:
+    """The files with the roles that their heads give them, and the description completed by them; what the files say wins.
+
+    Raises Damaged for a file that is not what its name says, or is cut short.
+    """
+    headers: dict[str, Header] = {}
+    found: list[ModelFile] = []
+    for file in files:
+        path = folder / file.path
+        if file.path.lower().endswith(".gguf"):
+            header = head_of(path)
+            if header is not None:
+                headers[file.path] = header
+                file = replace(file, role=_role(file, header))
+        elif file.path.lower().endswith(".safetensors"):
+            check_safetensors(path)
+        found.append(file)
+    weights = [headers[file.path] for file in found if file.role == "weights" and file.path in headers]
+    if weights:
+        return tuple(found), _by_gguf(weights, told)
+    return tuple(found), _by_config(folder, found, told)
+
+
+def head_of(path: Path) -> Header | None:
+    """The header of a GGUF file; None for a version that is newer than what is read here.  Raises Damaged."""
+    with path.open("rb") as file:
+        begin = file.read(8)
+    if begin[:4] != MAGIC:
+        raise Damaged(f"{path.name} is not a GGUF file, it begins with {begin[:4]!r}: what is kept there is no model, or a broken one")
+    try:
+        return read_header(path)
+    except GgufError as exc:
+        if int.from_bytes(begin[4:8], "little") not in VERSIONS_READ:
+            return None
+        raise Damaged(str(exc)) from exc
+
+
+def check_safetensors(path: Path) -> None:
+    """Raises Damaged unless the file has as many bytes as its header tells."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(SAFETENSORS_HEADER_BYTES_MAX, size - 8):
+            raise Damaged(f"{path.name} is not a safetensors file: what is kept there is no model, or a broken one")
+        try:
+            header = json.loads(file.read(length))
+            end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+            whole = int(end) + 8 + length == size
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+            raise Damaged(f"{path.name} has a broken safetensors header: fetch it again") from None
+    if not whole:
+        raise Damaged(f"{path.name} has {size:,} bytes, its header tells {int(end) + 8 + length:,}: fetch it again")
+
+
+def _role(file: ModelFile, header: Header) -> str:
+    kind = TYPE_ROLES.get(str(header.fields.get("general.type", "")))
+    if kind is None and header.architecture == "clip":
+        kind = "projector"
+    return kind or file.role
+
+
+def _by_gguf(headers: Sequence[Header], told: Description) -> Description:
+    """All parts of the largest model; only the first part of a split one has the fields."""
+    stems: Counter[str] = Counter()
+    for header in headers:
+        stems[stem_of(header.path.name)] += header.file_bytes
+    stem = max(sorted(stems), key=lambda name: stems[name])
+    parts = sorted((header for header in headers if stem_of(header.path.name) == stem), key=lambda header: header.path.name)
+    first = parts[0]
+    counted = sum(_values(part) for part in parts)
+    license_ = str(first.fields.get("general.license", ""))[:LICENSE_CHARS_MAX]
+    return Description(
+        "gguf",
+        first.architecture or told.architecture,
+        count_of(counted) or told.parameters,
+        _quantization(first, parts) or told.quantization,
+        str(first.fields.get("general.name", "")) or told.name,
+        told.licenses or ((license_,) if license_ else ()),
+        first.number("context_length") or told.context_length,
+        told.annotations,
+    )
+
+
+def _values(header: Header) -> int:
+    total = 0
+    for tensor in header.tensors:
+        values = 1
+        for dim in tensor.dims:
+            values *= dim
+        total += values
+    return total
+
+
+def _quantization(first: Header, parts: Sequence[Header]) -> str:
+    number = first.fields.get("general.file_type")
+    if isinstance(number, int) and not isinstance(number, bool) and number in FILE_TYPES:
+        return FILE_TYPES[number]
+    weights: Counter[int] = Counter()
+    for part in parts:
+        for tensor in part.tensors:
+            weights[tensor.type] += tensor.bytes
+    return TENSOR_TYPES.get(weights.most_common(1)[0][0], "") if weights else ""
+
+
+def _by_config(folder: Path, files: Sequence[ModelFile], told: Description) -> Description:
+    config = next(
+        (file for file in sorted(files, key=lambda file: file.path.count("/")) if file.path.rsplit("/", 1)[-1] == "config.json"), None
+    )
+    data = _json(folder / config.path) if config is not None else {}
+    architectures = data.get("architectures")
+    named = architectures[0] if isinstance(architectures, list) and architectures else data.get("model_type")
+    quantization = data.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else data.get("torch_dtype") or data.get("dtype")
+    context = data.get("max_position_embeddings")
+    return replace(
+        told,
+        architecture=named if isinstance(named, str) else told.architecture,
+        quantization=told.quantization or (method if isinstance(method, str) else ""),
+        context_length=context if isinstance(context, int) and context > 0 else told.context_length,
+        parameters=told.parameters or count_of(sum(_safetensors_values(folder / f.path) for f in files if f.path.endswith(".safetensors"))),
+    )
+
+
+def _safetensors_values(path: Path) -> int:
+    total = 0
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    for name, entry in header.items():
+        shape = entry.get("shape") if isinstance(entry, dict) and name != "__metadata__" else None
+        if isinstance(shape, list) and all(isinstance(dim, int) for dim in shape):
+            values = 1
+            for dim in shape:
+                values *= dim
+            total += values
+    return total
+
+
+def _json(path: Path) -> Mapping[str, object]:
+    try:
+        with path.open("rb") as file:
+            document = json.loads(file.read(CONFIG_BYTES_MAX))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def count_of(values: int) -> str:
+    """`135M`, `1.2B`; "" for nothing."""
+    for unit, name in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if values >= unit * 0.9995:
+            number = values / unit
+            return f"{number:.1f}{name}" if number < 9.95 and f"{number:.1f}"[-1] != "0" else f"{number:.0f}{name}"
+    return str(values) if values > 0 else ""
+
+
+def local_files(path: Path) -> tuple[tuple[str, Path], ...]:
+    """The files of a model on disk, by the names they get: a file with its other parts and its projector, or a whole folder.
+
+    Raises StoreError: nothing there, no model, parts missing, too many files.
+    """
+    from .layouts import FILES_MAX, check_paths
+    from .roles import missing_parts, role_of
+
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
+        files = [(file.relative_to(path).as_posix(), file) for file in found[: FILES_MAX + 1]]
+        files = [(name, file) for name, file in files if role_of(name) != "other"]
+    elif path.is_file():
+        files = [(file.name, file) for file in _together(path)]
+    else:
+        raise StoreError(f"there is no file {path}: write the path of a .gguf file or of a model's folder")
+    if not any(role_of(name) in ("weights", "projector", "adapter", "draft") for name, _ in files):
+        raise StoreError(f"{path} is no model: .gguf files and folders with .safetensors files are")
+    check_paths([name for name, _ in files], what=str(path))
+    missing = missing_parts([name for name, _ in files])
+    if missing:
+        raise StoreError(f"{path} lacks {len(missing)} parts, {missing[0]} first: fetch them into the same folder")
+    return tuple(files)
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _together(path: Path) -> list[Path]:
+    """All parts of a split file; and the projector beside it, where it can only belong to this model."""
+    from .roles import PART, role_of
+
+    match = PART.match(path.name)
+    parts = [path]
+    if match:
+        like = f"{match['stem']}-{'[0-9]' * 5}-of-{match['parts']}{match['ending']}"
+        parts = sorted(part for part in path.parent.glob(_escaped(like, match["stem"])) if part.is_file())
+    if role_of(path.name) != "weights" or path.suffix.lower() != ".gguf":
+        return parts
+    beside = [file for file in sorted(path.parent.glob("*.gguf")) if file.is_file()]
+    models = {stem_of(file.name) for file in beside if role_of(file.name) == "weights"}
+    projectors = [file for file in beside if role_of(file.name) == "projector"]
+    return parts + projectors if len(models) == 1 and len(projectors) == 1 else parts
+
+
+def _escaped(pattern: str, stem: str) -> str:
+    import glob
+
+    return pattern.replace(stem, glob.escape(stem), 1)
