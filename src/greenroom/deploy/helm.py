@@ -22,7 +22,6 @@ from greenroom.deploy.kube_objects import (
     SCRAPE_S,
     Object,
     comments,
-    config_digest,
     config_files,
     monitors,
     objects,
@@ -33,6 +32,7 @@ from greenroom.deploy.kube_objects import (
 from greenroom.deploy.kube_pod import PREFIX, KubeOptions, Value
 
 CHART_VERSION = "0.1.0"
+NONCE_CHARS = 16
 KUBE_VERSION = ">=1.29.0-0"
 HELPERS = """\
 {{/* CPU, memory and accelerators of one workload: `gpu` joins the limits. */}}
@@ -68,9 +68,8 @@ def chart(intent: Intent, options: KubeOptions) -> Files:
     intent = settled(intent)
     found = objects(intent, options)
     # No text of the objects holds a digest of them all, so no mark is mistaken for one.
-    marks = Marks(
-        hashlib.sha256(json.dumps([one.value for one in found], sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    )
+    whole = json.dumps([one.value for one in found], sort_keys=True).encode()
+    marks = Marks(hashlib.sha256(whole).hexdigest()[:NONCE_CHARS])
     values = _values(intent, options, found)
     files = {
         "Chart.yaml": _about(intent, options),

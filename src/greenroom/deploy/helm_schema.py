@@ -25,7 +25,7 @@ WORKLOAD = _only(
         "imagePullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
         "replicas": {"type": "integer", "minimum": 0},
         "resources": _only({"requests": QUANTITIES, "limits": QUANTITIES, "claims": {"type": "array"}}),
-        "gpu": {"type": "object", "additionalProperties": {"type": ["string", "integer"], "pattern": "^[1-9][0-9]*$"}},
+        "gpu": {"type": "object", "additionalProperties": {"type": ["string", "integer"], "pattern": "^[1-9][0-9]*$", "minimum": 1}},
         "tolerations": {"type": "array", "items": {"type": "object"}},
         "nodeSelector": TEXT_MAP,
         "affinity": {"type": "object"},

@@ -93,7 +93,7 @@ def _shared(intent: Intent, options: KubeOptions) -> Iterator[Object]:
         }
     )
     if files := config_files(intent):
-        data = {name: intent.config_text for name in files}
+        data = dict.fromkeys(files, intent.config_text)
         yield Object({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": config_name(intent), "labels": whole}, "data": data})
     if bound_sources(intent) and options.models == "pvc":
         users = [one for one in intent.workloads if any(mount.kind == "bind" for mount in one.mounts)]
