@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -36,7 +37,7 @@ class About:
 
 
 class Partial:
-    """The one process that fetches this blob holds this.  `write` from one thread at a time for each range."""
+    """The one process that fetches this blob holds this.  Ranges may be filled by several threads, each by one at a time."""
 
     def __init__(self, base: Path, lock: Lock, about: About) -> None:
         self.about = about
@@ -47,6 +48,7 @@ class Partial:
         self._hashed = 0  # bytes from the start that are in `_hash`
         self._fd = -1
         self._journal = -1
+        self._recording = threading.Lock()
         try:
             self._open()
         except BaseException:
@@ -168,7 +170,8 @@ class Partial:
             os.write(self._journal, f"{offset} {length} {crc:08x}\n".encode())
         except OSError as exc:
             self._full(exc)
-        _add(self._spans, offset, offset + length)
+        with self._recording:
+            _add(self._spans, offset, offset + length)
 
     def _write(self, offset: int, data: memoryview) -> None:
         if self._fd < 0:
@@ -190,7 +193,9 @@ class Partial:
         if exc.errno not in FULL:
             raise exc
         missing = self.size - self.done
-        self.discard()
+        self._remove()  # not closed: other threads may be writing, and their descriptor must not become another file's
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
         raise no_room(self._base.parent, missing) from exc
 
     def _remove(self) -> None:
