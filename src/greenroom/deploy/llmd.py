@@ -144,11 +144,11 @@ def _served(workload: Workload) -> Workload:
         return workload
     flags = ("--served-model-name", "--served_model_name")
     names = (workload.model, *workload.aliases) if kind == "vllm" else (workload.model,)
-    argv = _without(workload.argv, flags)
+    argv = without(workload.argv, flags)
     return replace(workload, argv=(*argv, "--served-model-name", *names))
 
 
-def _without(argv: Sequence[str], flags: Sequence[str]) -> tuple[str, ...]:
+def without(argv: Sequence[str], flags: Sequence[str]) -> tuple[str, ...]:
     """A command without a flag and all its values."""
     out: list[str] = []
     skipping = False
