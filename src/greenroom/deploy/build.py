@@ -14,6 +14,7 @@ from greenroom.deploy import containerfile, images
 from greenroom.deploy.intent import TARGETS, Intent, Mount, Probe, Share, Workload
 from greenroom.deploy.names import label, labels
 from greenroom.deploy.places import CACHE_VARIABLES, Places
+from greenroom.deploy.unfit import Unfit
 from greenroom.deploy.vault import Vault, variable_name
 from greenroom.engines import devices as pinning
 from greenroom.engines.container import Containerized
@@ -40,8 +41,8 @@ PORTS_END = 65535
 MIG_PROFILE = re.compile(r"\d+g\.\d+gb(?:\+[a-z.]+)?")
 
 
-class BuildError(Exception):
-    """This cannot be deployed like that; one sentence: what, why, what to do."""
+class BuildError(Unfit):
+    """This cannot be deployed like that, by whatever format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Options:
     gpu_mib: Mapping[str, int] = field(default_factory=dict)  # model id -> measured need on each device
     bare: bool = False  # for a host without containers: commands and paths stay as they are
     command: str = ""  # that makes these files again; written in their heads
+    extra: Mapping[str, str] = field(default_factory=dict)  # for one format alone; handed on in the intent's options
 
 
 def build(config: Config, *, mode: str = "greenroom", target: str = "cpu", options: Options | None = None) -> Intent:
@@ -113,7 +115,9 @@ class _Builder:
         host, port = self._listen()
         self._check_public(host, config)
         places = Places()
-        if not self.options.bare:
+        if self.options.bare:
+            config = replace(config, models=tuple(self._at_home(model, places) for model in config.models))
+        else:
             config = replace(config, models=tuple(self._inside(model, places) for model in config.models))
             if not is_loopback(host) and host not in ("0.0.0.0", "::") and host not in config.allowed_hosts and not config.keys:
                 config = replace(config, allowed_hosts=(*config.allowed_hosts, host))
@@ -144,7 +148,7 @@ class _Builder:
             port=inside_port,
             env=() if bare else (("HOME", CACHE_PLACE),),
             secret_env=tuple((name, name) for name in sorted(self.vault.keys.values()) if f"${{env.{name}}}" in text),
-            mounts=() if bare else (*kept, *places.mounts()),
+            mounts=_where_they_lie(places) if bare else (*kept, *places.mounts()),
             share=self._whole_share(config),
             memory_mib=0,
             shm_mib=0 if bare else self._shm(config.models),
@@ -153,6 +157,15 @@ class _Builder:
             stop_s=OWN_STOP_S + max((model.stop_s_max for model in config.models), default=0.0),
             host_port=port,
         )
+
+    def _at_home(self, model: ModelConfig, places: Places) -> ModelConfig:
+        """The entry on its own host: only what was relative to where greenroom stood is made whole."""
+        engine = _inner(model)
+        if model.container is None and not engine.command.client:
+            places.argv(model.argv, lambda word: _on_host(engine, word))
+            places.environment(model.env)
+        is_relative = any(word.startswith(("./", "../")) or (word.endswith(".gguf") and word[0] not in "/~-$") for word in model.argv)
+        return replace(model, cwd=os.path.abspath(model.cwd or ".")) if is_relative or model.cwd is not None else model
 
     def _inside(self, model: ModelConfig, places: Places) -> ModelConfig:
         """The entry of a model as greenroom reads it inside its container: paths as there, no container of its own."""
@@ -491,7 +504,7 @@ class _Builder:
             listen_host=host,
             builds=containerfile.text_of(kinds, self.target, self.options.engine_images) if wants_build else "",
             notes=tuple(self.notes),
-            options={"command": self.options.command} if self.options.command else {},
+            options={**self.options.extra, **({"command": self.options.command} if self.options.command else {})},
         )
 
 
@@ -504,6 +517,12 @@ def _inner(model: ModelConfig) -> Generic:
     found = engine.inner if isinstance(engine, Containerized) else engine
     assert isinstance(found, Generic)
     return found
+
+
+def _where_they_lie(places: Places) -> tuple[Mount, ...]:
+    """Mounts that say only what is read and written, each at its own path."""
+    read = dict.fromkeys(places.targets, True)
+    return tuple(Mount("bind", path, path, read_only) for path, read_only in sorted({**read, **places.same}.items()))
 
 
 def _kept(container: ContainerConfig | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -1,0 +1,189 @@
+"""Units for podman under systemd: what quadlet turns into services.  `Intent -> Files`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+
+from greenroom.deploy import containerfile, escape, health
+from greenroom.deploy.files import commented, head
+from greenroom.deploy.intent import Files, Intent, Mount, Share, Workload
+from greenroom.deploy.names import label
+from greenroom.deploy.order import before
+from greenroom.deploy.unfit import Unfit
+
+PULL_S = 1800  # an image, or its build, may take this long before the start itself
+STOP_SLACK_S = 15
+RESTART_S = 5
+STARTS_MAX, STARTS_WINDOW_S = 5, 3600  # a unit that keeps failing is left alone
+PIDS_MAX = 4096
+INSTALL = {"user": "default.target", "system": "multi-user.target"}
+
+Lines = list[str]
+
+
+def files(intent: Intent, *, rootful: bool = False) -> Files:
+    """`.container`, `.volume`, `.image`, `.build` and `.network` units, the configuration, and examples of the secrets' files.
+
+    `rootful`: for /etc/containers/systemd instead of ~/.config/containers/systemd.
+    """
+    out: dict[str, str] = {}
+    images = _images(intent)
+    for workload in intent.workloads:
+        out[f"{workload.name}.container"] = _container(intent, workload, images, rootful)
+        if workload.secret_env:
+            out[f"{workload.name}.env.example"] = _secrets(intent, workload)
+    for volume in sorted({mount.source for workload in intent.workloads for mount in workload.mounts if mount.kind == "volume"}):
+        out[f"{volume}.volume"] = _unit(intent, [("Volume", [f"VolumeName={volume}"])])
+    for image, unit in images.items():
+        if unit.endswith(".image"):
+            out[unit] = _unit(intent, [("Image", [f"Image={_whole(image)}", "Policy=missing"]), ("Service", [f"TimeoutStartSec={PULL_S}"])])
+        else:
+            build = [f"ImageTag={_whole(image)}", f"File=./{containerfile.FILE}", "SetWorkingDirectory=unit"]
+            out[unit] = _unit(intent, [("Build", build), ("Service", [f"TimeoutStartSec={PULL_S}"])])
+            out[containerfile.FILE] = intent.builds
+    if intent.mode == "engines":
+        out[f"{intent.name}.network"] = _unit(intent, [("Network", [f"NetworkName={intent.name}"])])
+    if any(mount.kind == "config" for workload in intent.workloads for mount in workload.mounts):
+        out["greenroom.yaml"] = intent.config_text
+    return out
+
+
+def _images(intent: Intent) -> dict[str, str]:
+    """Image -> the unit that fetches or builds it."""
+    out: dict[str, str] = {}
+    for workload in intent.workloads:
+        for image in (workload.image, *(mount.source for mount in workload.mounts if mount.kind == "image")):
+            is_built = bool(intent.builds) and image == workload.image
+            out.setdefault(image, f"{intent.name}.build" if is_built else f"{label(image.rpartition('/')[2])}.image")
+    return out
+
+
+def _container(intent: Intent, workload: Workload, images: dict[str, str], rootful: bool) -> str:
+    title = f"greenroom serving {len(intent.config.models)} models" if not workload.model else f"{workload.model} ({workload.kind})"
+    unit = [f"Description={escape.line(title)}", "Wants=network-online.target", "After=network-online.target"]
+    unit += [f"After={name}.service" for name in before(intent, workload)]
+    unit += [f"RequiresMountsFor={escape.value_word(mount.source)}" for mount in workload.mounts if _is_odd(mount)]
+    unit += [f"StartLimitIntervalSec={STARTS_WINDOW_S}", f"StartLimitBurst={STARTS_MAX}"]
+    container = [f"Image={images[workload.image]}", f"ContainerName={workload.name}"]
+    container += [f"Label={escape.word(f'dev.greenroom.model={workload.model}')}"] if workload.model else []
+    container += _command(workload)
+    container += [f"Environment={escape.word(f'{name}={value}')}" for name, value in workload.env]
+    container += [f"EnvironmentFile=./{workload.name}.env"] if workload.secret_env else []
+    container += [_port(intent, workload)] if workload.host_port else []
+    container += [f"Network={intent.name}.network"] if intent.mode == "engines" else []
+    container += [_mount(mount, images) for mount in workload.mounts]
+    container += _devices(workload.share, rootful)
+    container += _health(workload)
+    container += _confinement(workload, rootful)
+    start_s = workload.ready.start_s if workload.ready else 0.0
+    service = [
+        "Restart=always",
+        f"RestartSec={RESTART_S}",
+        f"TimeoutStartSec={math.ceil(start_s) + PULL_S}",
+        f"TimeoutStopSec={math.ceil(workload.stop_s) + STOP_SLACK_S}",
+    ]
+    sections = [("Unit", unit), ("Container", container), ("Service", service), ("Install", [f"WantedBy={INSTALL[_manager(rootful)]}"])]
+    return _unit(intent, sections, notes=(*_steps(intent, workload, rootful), *intent.notes))
+
+
+def _manager(rootful: bool) -> str:
+    return "system" if rootful else "user"
+
+
+def _steps(intent: Intent, workload: Workload, rootful: bool) -> tuple[str, ...]:
+    folder = "/etc/containers/systemd" if rootful else "~/.config/containers/systemd"
+    systemctl = "systemctl" if rootful else "systemctl --user"
+    secrets = (f"First: cp {workload.name}.env.example {workload.name}.env, chmod 600, fill it in.",) if workload.secret_env else ()
+    linger = () if rootful else ("It runs without anybody logged in after: loginctl enable-linger",)
+    return (*secrets, f"To {folder}, then: {systemctl} daemon-reload && {systemctl} start {workload.name}", *linger)
+
+
+def _command(workload: Workload) -> Lines:
+    if not workload.args_entrypoint:
+        return [f"Exec={escape.words(workload.argv)}"]
+    rest = [f"Exec={escape.words(workload.argv[1:])}"] if len(workload.argv) > 1 else []
+    return [f"Entrypoint={_whole(workload.argv[0])}", *rest]
+
+
+def _port(intent: Intent, workload: Workload) -> str:
+    host = f"[{intent.listen_host}]" if ":" in intent.listen_host else intent.listen_host
+    return f"PublishPort={host}:{workload.host_port}:{workload.port}"
+
+
+def _mount(mount: Mount, images: dict[str, str]) -> str:
+    if mount.kind == "volume":
+        return f"Volume={mount.source}.volume:{mount.target}{':ro' if mount.read_only else ''}"
+    source = {"image": images.get(mount.source, mount.source), "config": f"./{mount.source}"}.get(mount.kind, mount.source)
+    pairs = [("type", "image" if mount.kind == "image" else "bind"), ("source", source), ("destination", mount.target)]
+    if mount.kind == "image":
+        pairs += [("subpath", mount.sub_path)] if mount.sub_path else []
+    else:
+        pairs += [("ro", "true" if mount.read_only else "false")]
+    if _is_odd(mount):
+        return f"PodmanArgs={escape.word(f'--mount={escape.fields(pairs)}')}"
+    return f"Mount={escape.word(escape.fields(pairs))}"
+
+
+def _is_odd(mount: Mount) -> bool:
+    """A path that quadlet would write into RequiresMountsFor= as it is, where it means something else."""
+    return mount.kind == "bind" and re.fullmatch(r"[\w@+=:,./-]+", mount.source) is None
+
+
+def _devices(share: Share, rootful: bool) -> Lines:
+    if share.vendor == "nvidia":
+        if share.mig and not share.devices:
+            raise Unfit(f"podman hands out a slice by its UUID: name a {share.mig} with --gpu MIG-… (nvidia-smi -L lists them)")
+        names = share.devices or (("all",) if share.every else tuple(str(index) for index in range(share.count)))
+        return [f"AddDevice=nvidia.com/gpu={_whole(name)}" for name in names]
+    groups = ["GroupAdd=video"] if rootful else ["GroupAdd=keep-groups"]
+    if share.vendor == "amd":
+        return ["AddDevice=/dev/kfd", "AddDevice=/dev/dri", *groups]
+    return ["AddDevice=/dev/dri", *groups] if share.vendor == "intel" else []
+
+
+def _health(workload: Workload) -> Lines:
+    """It overrides what the image brings, which asks the port of the image's author."""
+    probe = workload.ready
+    if probe is None:
+        return ["HealthCmd=none"]
+    return [
+        f"HealthCmd={_whole(json.dumps(health.command(probe)))}",
+        f"HealthInterval={math.ceil(probe.period_s)}s",
+        f"HealthTimeout={health.TIMEOUT_S + 1}s",
+        f"HealthRetries={health.RETRIES}",
+        f"HealthStartPeriod={math.ceil(probe.start_s)}s",
+        "HealthOnFailure=kill",
+        "Notify=healthy",
+    ]
+
+
+def _confinement(workload: Workload, rootful: bool) -> Lines:
+    lines = ["RunInit=true", "DropCapability=all", "NoNewPrivileges=true", "ReadOnly=true", "ReadOnlyTmpfs=true", f"PidsLimit={PIDS_MAX}"]
+    # Labels would have to be changed on the models' own files, and devices are closed to labelled containers.
+    lines += ["SecurityLabelDisable=true"]
+    # Nodes of AMD and Intel cards are open to root and a group of the host; users of another namespace are neither.
+    lines += ["UserNS=auto"] if rootful and workload.share.vendor in ("nvidia", "cpu") else []
+    lines += [f"ShmSize={workload.shm_mib}m"] if workload.shm_mib else []
+    lines += [f"PodmanArgs=--memory={workload.memory_mib}m"] if workload.memory_mib else []
+    return [*lines, f"StopTimeout={math.ceil(workload.stop_s)}"]
+
+
+def _secrets(intent: Intent, workload: Workload) -> str:
+    lines = head(
+        intent.options.get("command", ""),
+        f"Copy it to {workload.name}.env (chmod 600) and write each value behind its `=`, as it is, without quotes.",
+    )
+    return commented(lines) + "".join(f"{name}=\n" for name, _ in workload.secret_env)
+
+
+def _unit(intent: Intent, sections: Iterable[tuple[str, Lines]], *, notes: tuple[str, ...] = ()) -> str:
+    text = commented(head(intent.options.get("command", ""), *notes))
+    return text + "".join(f"\n[{name}]\n" + "".join(f"{line}\n" for line in lines) for name, lines in sections)
+
+
+def _whole(text: str) -> str:
+    """A value that quadlet takes whole and puts on podman's command line by itself."""
+    return text.replace("%", "%%").replace("$", "$$")
