@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "thrash": ("greenroom.cli.thrash:thrash", "Tell who keeps taking whose place, and what would end it."),
     "ttl": ("greenroom.cli.ttl:ttl", "Show how long idle models should stay."),
     "replay": ("greenroom.cli.replay:replay", "Replay what was recorded, exactly or under other settings."),
+    "graduate": ("greenroom.cli.graduate_cmd:graduate", "Tell whether this box is outgrown, and what a cluster would take."),
     "generate": ("greenroom.cli.generate_cmd:generate", "Write files that run the same models elsewhere."),
     "config": ("greenroom.cli.convert:config", "Convert configuration files."),
 }
