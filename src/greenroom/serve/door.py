@@ -24,6 +24,8 @@ from greenroom.proxy.admission import Grant, Refusal, Waiter, Wish
 from greenroom.shell.crew import HostCrew, Running
 from greenroom.shell.heart import Shell
 
+from .fetching import Fetching
+
 CANCELLED = "cancelled"  # the code of a request that an operator ended ...
 CANCELLED_STATUS = 410  # ... and its status: no client library asks again by itself
 BEAT_S = 0.25  # a sign of life is noted this often at most
@@ -83,6 +85,10 @@ class Visit:
         return self._admitted
 
     @property
+    def deadline_s(self) -> float | None:
+        return self.wish.deadline_s if self.wish is not None else None
+
+    @property
     def first_byte_s(self) -> float | None:
         """From its admission, once one has come."""
         found = getattr(self._waiter, "first_byte_s", None)
@@ -96,10 +102,21 @@ class Visit:
             self._waiter.cut(CANCELLED, message)
             return True
         shell = self._door.shell
-        shell.forget(self.request)
+        self._leave()
         self.refused(Refuse(self.request, CANCELLED_STATUS, CANCELLED, message))
         shell.post(RequestCancelled(shell.clock(), self.request))
         return True
+
+    def _leave(self) -> None:
+        self._door.shell.forget(self.request)
+        if self._door.fetching is not None:
+            self._door.fetching.leave(self.request)
+
+    # ---- called when its model's files are here
+
+    def go_on(self) -> None:
+        if not self._ended:
+            self._door.take(self)
 
     # ---- called by the shell
 
@@ -121,6 +138,7 @@ class Visit:
         if self._ended or self._admitted:
             return  # it was cut, and ends as that
         self._ended = True
+        self._door.shell.forget(self.request)
         waiter, self._waiter = self._waiter, NOBODY
         waiter.refused(Refusal(action.status, action.code, action.message, action.retry_after_s))
 
@@ -138,7 +156,7 @@ class Visit:
             self._ended = True
             self._waiter = NOBODY
             shell = self._door.shell
-            shell.forget(self.request)
+            self._leave()
             shell.post(RequestCancelled(shell.clock(), self.request))
 
     def finish(self, outcome: Outcome, status: int, bytes_out: int, first_byte_s: float | None) -> None:
@@ -166,8 +184,9 @@ class Visit:
             self._last_beat = now
 
     def progress(self) -> str:
-        shell = self._door.shell
-        return shell.scheduler.progress(self.request, shell.clock())
+        door = self._door
+        fetched = door.fetching.progress(self.request) if door.fetching is not None else ""
+        return fetched or door.shell.scheduler.progress(self.request, door.shell.clock())
 
 
 class Door:
@@ -177,6 +196,7 @@ class Door:
         self.shell = shell
         self.crew = crew
         self.mended: Callable[[], None] | None = None  # what was missing is there now: read the configuration again
+        self.fetching: Fetching | None = None
 
     def ask(self, wish: Wish, waiter: Waiter) -> Visit:
         shell = self.shell
@@ -184,12 +204,24 @@ class Door:
         request = waiter.request = shell.next_request()
         visit = Visit(self, request, wish.model, waiter, now)
         visit.wish = wish
-        if self.crew.lacking and (refusal := self._still_missing(wish.model)) is not None:
-            visit.refused(refusal)
-            return visit
-        priority = Priority.BATCH if wish.batch else None
-        shell.ask(request, visit, RequestArrived(shell.clock(), request, wish.model, priority, wish.deadline_s, wish.client))
+        self.take(visit)
         return visit
+
+    def take(self, visit: Visit) -> None:
+        """Ask the scheduler, unless the model lacks something: then its files are fetched first, or the request is refused."""
+        wish, shell = visit.wish, self.shell
+        assert wish is not None
+        if self.crew.lacking:
+            if self.fetching is not None and wish.model in self.fetching.absent:
+                shell.parties[visit.request] = visit  # to be seen, and cut
+                self.fetching.wait(wish.model, visit, self.crew.stage.engines[wish.model].config.queue_limit)
+                return
+            if (refusal := self._still_missing(wish.model)) is not None:
+                shell.forget(visit.request)
+                visit.refused(refusal)
+                return
+        priority = Priority.BATCH if wish.batch else None
+        shell.ask(visit.request, visit, RequestArrived(shell.clock(), visit.request, wish.model, priority, wish.deadline_s, wish.client))
 
     def is_ready(self, model: str) -> bool:
         return self.shell.scheduler.state_of(model) is State.READY

@@ -1,0 +1,227 @@
+"""Models that are not in the store yet: one fetch each, and the requests that wait for it.
+
+A fetch is no transition of the scheduler: nothing is booked before its files are here and tell what they need.  When they
+are, the configuration is read again, and those who waited are asked for like anybody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from greenroom.core.facts import Refuse, Tell
+from greenroom.store.facts import Progress, Reference, StoreError
+
+log = logging.getLogger("greenroom")
+
+AT_ONCE_MAX = 2  # fetches; others wait for their turn
+WAIT_S_MAX = 1800.0  # a request waits for a fetch at most so long; the fetch goes on
+RETRY_S = 15.0  # after one that failed
+RETRY_AFTER_S_MAX = 600.0
+
+Pull = Callable[[Reference, Callable[[Progress], None]], Awaitable[object]]
+
+
+class Waiting(Protocol):
+    """A request that waits for a model's files."""
+
+    request: int
+
+    @property
+    def deadline_s(self) -> float | None: ...
+
+    def refused(self, action: Refuse) -> None: ...
+
+    def go_on(self) -> None:
+        """Ask the scheduler now."""
+
+
+@dataclass(slots=True)
+class Fetch:
+    """One model on its way."""
+
+    model: str
+    reference: Reference
+    since: float
+    task: asyncio.Task[Any] | None = None
+    progress: Progress | None = None
+    waiting: dict[int, tuple[float, Waiting]] = field(default_factory=dict)  # request -> since when, who
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    why: str = ""  # how it failed
+
+    def text(self) -> str:
+        """`fetching, 34 %, about 12 s`"""
+        told = self.progress
+        if told is None or told.total <= 0:
+            return "fetching its files"
+        left = f", about {math.ceil(told.eta_s)} s" if told.eta_s is not None else ""
+        return f"{told.stage} its files, {told.done / told.total:.0%}{left}"
+
+    def plain(self) -> dict[str, Any]:
+        told = self.progress
+        return {
+            "reference": str(self.reference),
+            "stage": told.stage if told is not None else "resolving",
+            "done_bytes": told.done if told is not None else 0,
+            "total_bytes": told.total if told is not None else None,
+            "bytes_per_s": round(told.rate) if told is not None else None,
+            "eta_s": None if told is None or told.eta_s is None else round(told.eta_s, 1),
+            "waiting": len(self.waiting),
+        }
+
+
+class Fetching:
+    """`landed`: called when one has come, to read the configuration again."""
+
+    def __init__(
+        self,
+        pull: Pull,
+        landed: Callable[[str], None],
+        tell: Callable[[Tell], None],
+        spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._pull, self._landed, self._tell, self._spawn, self._clock = pull, landed, tell, spawn, clock
+        self._turn = asyncio.Semaphore(AT_ONCE_MAX)
+        self._closed = False
+        self.absent: Mapping[str, Reference] = {}
+        self.running: dict[str, Fetch] = {}
+        self.failed: dict[str, tuple[float, str]] = {}  # model -> when, why
+
+    def take(self, absent: Mapping[str, Reference]) -> None:
+        """A configuration was read: what it does not name any more is not fetched any more, and who waited is asked for."""
+        self.absent = absent
+        for model, fetch in list(self.running.items()):
+            if absent.get(model) != fetch.reference:
+                self._end(fetch)
+        self.failed = {model: told for model, told in self.failed.items() if model in absent}
+
+    # ------------------------------------------------------------------ requests
+
+    def wait(self, model: str, waiting: Waiting, queue_limit: int) -> None:
+        """Have `waiting` wait for a model that is absent; it is refused, or goes on, in its time."""
+        refusal = self._refusal(model, waiting, queue_limit)
+        if refusal is not None:
+            waiting.refused(refusal)
+            return
+        fetch = self.start(model)
+        fetch.waiting[waiting.request] = (self._clock(), waiting)
+
+    def _refusal(self, model: str, waiting: Waiting, queue_limit: int) -> Refuse | None:
+        now, fetch = self._clock(), self.running.get(model)
+        if self._closed:
+            return Refuse(waiting.request, 503, "shutting_down", "greenroom is shutting down")
+        if fetch is None and model in self.failed and now - self.failed[model][0] < RETRY_S:
+            at, why = self.failed[model]
+            return Refuse(waiting.request, 503, "fetch_failed", f"{model} could not be fetched: {why}", math.ceil(RETRY_S - (now - at)))
+        if fetch is not None and len(fetch.waiting) >= queue_limit:
+            said = f"{model} is {fetch.text()} and {len(fetch.waiting)} requests wait for it, as many as its queue_limit takes"
+            return Refuse(waiting.request, 429, "queue_full", said, self._retry_after_s(fetch))
+        if waiting.deadline_s is not None:
+            eta_s = fetch.progress.eta_s if fetch is not None and fetch.progress is not None else None
+            if eta_s is None or eta_s > waiting.deadline_s:
+                said = f"{model} is not here yet: {fetch.text() if fetch is not None else 'its files have to be fetched first'}"
+                return Refuse(waiting.request, 503, "deadline", said, self._retry_after_s(fetch))
+        return None
+
+    @staticmethod
+    def _retry_after_s(fetch: Fetch | None) -> float:
+        eta_s = fetch.progress.eta_s if fetch is not None and fetch.progress is not None else None
+        return min(RETRY_AFTER_S_MAX, max(1.0, math.ceil(eta_s))) if eta_s is not None else RETRY_S
+
+    def leave(self, request: int) -> None:
+        """A request has gone; the fetch goes on, for the next one."""
+        for fetch in self.running.values():
+            fetch.waiting.pop(request, None)
+
+    def progress(self, request: int) -> str:
+        """What one that waits here is told; "" when it does not."""
+        return next((fetch.text() for fetch in self.running.values() if request in fetch.waiting), "")
+
+    # ------------------------------------------------------------------ fetches
+
+    def start(self, model: str) -> Fetch:
+        """The fetch of a model that is absent, begun now if need be."""
+        fetch = self.running.get(model)
+        if fetch is None:
+            fetch = self.running[model] = Fetch(model, self.absent[model], self._clock())
+            self._tell(Tell(self._clock(), model, "fetching", f"fetching {fetch.reference}"))
+            fetch.task = self._spawn(self._run(fetch))
+        return fetch
+
+    def stop(self, model: str) -> bool:
+        """By an operator.  What has come is kept, and taken up by the next fetch."""
+        fetch = self.running.get(model)
+        if fetch is None:
+            return False
+        self._end(fetch, "the fetch was stopped by an operator")
+        self._tell(Tell(self._clock(), model, "fetch_stopped", "fetch stopped by an operator; what has come is kept"))
+        return True
+
+    def close(self) -> None:
+        self._closed = True
+        for fetch in list(self.running.values()):
+            self._end(fetch, "greenroom is shutting down")
+
+    def _end(self, fetch: Fetch, why: str = "") -> None:
+        """`why` "": those who wait are asked for anew, under the configuration that holds now."""
+        self.running.pop(fetch.model, None)
+        if fetch.task is not None:
+            fetch.task.cancel()
+        fetch.why = why
+        self._let_go(fetch)
+
+    def _let_go(self, fetch: Fetch) -> None:
+        waiting, fetch.waiting = list(fetch.waiting.values()), {}
+        for _, one in waiting:
+            if fetch.why:
+                retry = None if self._closed else RETRY_S
+                one.refused(Refuse(one.request, 503, "fetch_failed", f"{fetch.model} could not be fetched: {fetch.why}", retry))
+            else:
+                one.go_on()
+        fetch.done.set()
+
+    async def _run(self, fetch: Fetch) -> None:
+        impatience = self._spawn(self._impatience(fetch))
+        try:
+            async with self._turn:
+                await self._pull(fetch.reference, lambda told: setattr(fetch, "progress", told))
+        except StoreError as fault:
+            self._fail(fetch, str(fault))
+        except OSError as fault:
+            self._fail(fetch, f"{fault.strerror or fault}; look at the log")
+        except Exception as fault:  # a bug: nobody may wait for it for ever
+            log.exception("the fetch of %s raised", fetch.reference)
+            self._fail(fetch, f"inner fault: {fault}")
+        else:
+            self.running.pop(fetch.model, None)
+            took_s = self._clock() - fetch.since
+            self._tell(Tell(self._clock(), fetch.model, "fetched", f"fetched {fetch.reference} in {took_s:.0f} s"))
+            self._landed(fetch.model)
+            self._let_go(fetch)
+        finally:
+            impatience.cancel()
+
+    def _fail(self, fetch: Fetch, why: str) -> None:
+        if self.running.get(fetch.model) is fetch:
+            del self.running[fetch.model]
+        fetch.why = why
+        self.failed[fetch.model] = (self._clock(), why)
+        self._tell(Tell(self._clock(), fetch.model, "fetch_failed", f"could not be fetched: {why}", "warning"))
+        self._let_go(fetch)
+
+    async def _impatience(self, fetch: Fetch) -> None:
+        """Whoever has waited too long is told to come back."""
+        while True:
+            now = self._clock()
+            for request, (since, one) in list(fetch.waiting.items()):
+                if now - since >= WAIT_S_MAX:
+                    del fetch.waiting[request]
+                    said = f"{fetch.model} is still {fetch.text()}; {WAIT_S_MAX:g} s is the longest a request waits for that"
+                    one.refused(Refuse(request, 503, "fetch_timeout", said, self._retry_after_s(fetch)))
+            soonest = min((since for since, _ in fetch.waiting.values()), default=now)
+            await asyncio.sleep(max(1.0, WAIT_S_MAX - (now - soonest)))

@@ -1,0 +1,66 @@
+"""From a configuration whose models name references to one that names places in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from greenroom.config.model import Config, ModelConfig
+
+from .facts import Damaged, NotFound, Reference, Stored, StoreError
+from .library import Library
+from .references import parse
+
+PATH_MACRO, FOLDER_MACRO = "${MODEL_PATH}", "${MODEL_DIR}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """`config`: with places filled in where the model is here."""
+
+    config: Config
+    absent: Mapping[str, Reference] = field(default_factory=dict)  # model id -> what the first request may fetch
+    stored: Mapping[str, Stored] = field(default_factory=dict)  # model id -> what it is made of
+
+
+def resolve(config: Config, library: Library) -> Resolved:
+    """Reads the store, asks nobody else.  A model that can never start as it stands is `misconfigured`, with the reason."""
+    if not any(model.reference for model in config.models):
+        return Resolved(config)
+    absent: dict[str, Reference] = {}
+    stored: dict[str, Stored] = {}
+    models = tuple(_resolved(model, library, absent, stored) for model in config.models)
+    return Resolved(replace(config, models=models), absent, stored)
+
+
+def _resolved(model: ModelConfig, library: Library, absent: dict[str, Reference], stored: dict[str, Stored]) -> ModelConfig:
+    if not model.reference or model.misconfigured:
+        return model
+    try:
+        reference = parse(model.reference)
+    except StoreError as fault:
+        return replace(model, misconfigured=str(fault))
+    try:
+        found = stored[model.id] = library.ready(reference)
+        return placed(model, found)
+    except (NotFound, Damaged) as fault:  # a fetch mends either
+        if model.pull == "never":
+            return replace(model, misconfigured=f"{fault}; pull: never forbids to fetch it")
+        absent[model.id] = reference
+    except StoreError as fault:
+        return replace(model, misconfigured=str(fault))
+    return model
+
+
+def placed(model: ModelConfig, stored: Stored) -> ModelConfig:
+    """The model with the place of its files in its command, its environment and its container's mounts."""
+    path, folder = str(stored.entry), str(stored.folder)
+
+    def fill(text: str) -> str:
+        return text.replace(PATH_MACRO, path).replace(FOLDER_MACRO, folder)
+
+    container = model.container
+    if container is not None:
+        container = replace(container, args=tuple(map(fill, container.args)), volumes=tuple(map(fill, container.volumes)))
+    env = tuple((name, fill(value)) for name, value in model.env)
+    return replace(model, argv=tuple(map(fill, model.argv)), env=env, container=container)
