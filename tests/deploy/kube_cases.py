@@ -55,7 +55,8 @@ def engine(name: str, unit: str, *, port: int = 8123, **changes: Any) -> Workloa
         "argv": ("/app/llama-server", "-m", "/models/my model.gguf", "--alias", name, "--port", str(port), "--x", '{"a": "$(b)"}'),
         "port": port,
         "env": HOSTILE_ENV,
-        "secret_env": (("HF_TOKEN", "Hugging Face"),),
+        "secret_env": (("HF_TOKEN", "TEAM_HF_TOKEN"),),
+        "kind": "llama_server",
         "mounts": (Mount("bind", "/srv/models", "/models"),),
         "share": Share("nvidia", 1),
         "memory_mib": 6000,
@@ -87,7 +88,7 @@ def whole(names: tuple[str, ...], target: str = "nvidia", **changes: Any) -> Int
         "argv": ("greenroom", "serve", "-c", "/etc/greenroom/greenroom.yaml", "--listen", "0.0.0.0:8080", "--no-auth"),
         "port": 8080,
         "env": HOSTILE_ENV,
-        "secret_env": (("GREENROOM_API_KEY", "API key"),),
+        "secret_env": (("GREENROOM_API_KEY", "GREENROOM_API_KEY"),),
         "mounts": (
             Mount("config", "greenroom.yaml", "/etc/greenroom/greenroom.yaml"),
             Mount("bind", "/srv/models", "/models"),

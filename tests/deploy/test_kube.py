@@ -16,6 +16,7 @@ from greenroom.config.model import Config, KeyConfig
 from greenroom.deploy.intent import Intent, Mount, Probe, Share, Workload
 from greenroom.deploy.kube import FORMATS, kube
 from greenroom.deploy.kube_pod import KubeOptions
+from greenroom.deploy.names import label
 from greenroom.deploy.unfit import Unfit
 from tests.deploy.kube_cases import CASES, HOSTILE_NAMES, VERSIONS, by_place, engine, engines, kustomized, put, read_all, whole
 
@@ -172,9 +173,9 @@ def test_probes_ask_the_right_port_and_wait_long_enough(case: str) -> None:
         probes = {name: box[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
         assert {probe["port"] for probe in probes.values()} == {workload.port}
         assert {name: probe["path"] for name, probe in probes.items()} == {
-            "startup": workload.ready.path,
+            "startup": "/health" if workload.model else "/ready",
             "liveness": workload.live.path,
-            "readiness": workload.ready.path,
+            "readiness": "/health" if workload.model else "/ready",
         }
         startup = box["startupProbe"]
         assert startup["periodSeconds"] * startup["failureThreshold"] >= workload.ready.start_s
@@ -313,14 +314,72 @@ def test_claims_are_shared_only_where_they_must_be() -> None:
     assert made(engines(("a", "b")))["PersistentVolumeClaim", "models-models"]["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
-def test_several_folders_keep_their_paths_in_the_one_claim() -> None:
-    """So that a copy of the host's tree fits."""
-    mounts = (Mount("bind", "/srv/models", "/models"), Mount("bind", "/opt/my templates/", "/templates"))
-    (one,) = controllers(made(engines(("a",), mounts=mounts))).values()
-    assert {box["mountPath"]: box.get("subPath") for box in container(one)["volumeMounts"] if box["name"] == "models"} == {
-        "/models": "srv/models",
-        "/templates": "opt/my templates",
+FOLDERS = (
+    Mount("bind", "/srv/gguf/my model.gguf", "/models/my-model.gguf"),
+    Mount("bind", "/opt/vision/", "/models/vision"),
+    Mount("bind", "/var/cache/hf", "/var/cache/hf", read_only=False),
+)
+
+
+def test_model_files_stand_in_one_volume_at_their_places() -> None:
+    """No path is made by mounting it: a missing file is told by the engine. What is written to has a claim of its own."""
+    found = made(engines(("a",), mounts=FOLDERS, env=(), shm_mib=0))
+    (one,) = controllers(found).values()
+    assert {box["mountPath"]: (box["name"], box.get("readOnly", False)) for box in container(one)["volumeMounts"]} == {
+        "/models": ("models", True),
+        "/var/cache/hf": (label("bind-/var/cache/hf"), False),
+        "/tmp": ("tmp", False),
+        "/home/greenroom": ("home", False),
     }
+    claims = {name for kind, name in found if kind == "PersistentVolumeClaim"}
+    assert len(claims) == 2
+    assert "models-models" in claims
+    text = kube(engines(("a",), mounts=FOLDERS), "plain")["all.yaml"]
+    assert "/opt/vision/ -> vision, /srv/gguf/my model.gguf -> my-model.gguf" in text
+
+
+def test_a_pod_to_fill_the_claim_with_is_there_and_is_nobody_elses() -> None:
+    """Valid, restricted, matched by no selector; its head says how files get in."""
+    intent = engines(HOSTILE_NAMES[:3], mounts=(*FOLDERS, Mount("bind", "/srv/it's\nhere", "/models/x")))
+    text = kube(intent)["loader/pod.yaml"]
+    (pod,) = read_all(text)
+    for version in VERSIONS:
+        kubernetes_validate.validate(pod, version, strict=True)
+    assert pod["spec"]["volumes"] == [{"name": "models", "persistentVolumeClaim": {"claimName": "models-models"}}]
+    assert "# kubectl --namespace llm cp '/srv/gguf/my model.gguf' models-loader:/models/my-model.gguf\n" in text
+    for (kind, _), one in made(intent).items():
+        if kind == "Service":
+            assert not matches(one["spec"]["selector"], pod["metadata"]["labels"])
+    assert "loader/pod.yaml" not in kube(intent, options=KubeOptions(models="hostpath"))
+
+
+def test_the_image_that_no_registry_has_comes_with_its_containerfile() -> None:
+    """And the files say what to do with it."""
+    intent = replace(whole(("a",), image="localhost/greenroom:1-cpu"), builds="FROM scratch\n")
+    for form in FORMATS:
+        files = kube(intent, form)
+        assert files["Containerfile"] == "FROM scratch\n"
+        assert any("push it, and generate again with --image" in text for text in files.values())
+
+
+def test_folders_of_a_node_are_mounted_each_by_itself() -> None:
+    """With --models hostpath."""
+    (one,) = controllers(made(engines(("a",), mounts=FOLDERS), models="hostpath")).values()
+    volumes = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in one["spec"]["template"]["spec"]["volumes"]}
+    assert {box["mountPath"]: volumes[box["name"]] for box in container(one)["volumeMounts"] if volumes[box["name"]]} == {
+        mount.target: mount.source for mount in FOLDERS
+    }
+
+
+def test_an_image_brings_the_model_files() -> None:
+    """Laid out as `greenroom push --layout image` does: below /models of the image; what is written to keeps its claim."""
+    found = made(engines(("a",), mounts=FOLDERS), models="image", models_image="registry.local/m:1")
+    (one,) = controllers(found).values()
+    (box,) = [box for box in container(one)["volumeMounts"] if box["name"] == "models"]
+    assert box == {"name": "models", "mountPath": "/models", "readOnly": True, "subPath": "models"}
+    volumes = {volume["name"]: volume for volume in one["spec"]["template"]["spec"]["volumes"]}
+    assert volumes["models"]["image"] == {"reference": "registry.local/m:1", "pullPolicy": "IfNotPresent"}
+    assert len([name for kind, name in found if kind == "PersistentVolumeClaim"]) == 1
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -347,6 +406,8 @@ def test_what_cannot_be_is_refused_with_the_reason() -> None:
         KubeOptions.of({"models": "nfs"})
     with pytest.raises(Unfit, match="two things at /models"):
         kube(engines(("a",), mounts=(Mount("bind", "/a", "/models"), Mount("bind", "/b", "/models/"))))
+    with pytest.raises(Unfit, match="kind 'nfs'"):
+        kube(engines(("a",), mounts=(Mount("nfs", "/a", "/b"),)))
     with pytest.raises(Unfit, match="1,048,576"):
         kube(replace(CASES["greenroom 1"], config_text="é" * 600_000))
     with pytest.raises(Unfit, match="two objects would be"):

@@ -26,7 +26,6 @@ from greenroom.deploy.kube_objects import (
     monitors,
     objects,
     secret_command,
-    settled,
     target_patch,
 )
 from greenroom.deploy.kube_pod import PREFIX, KubeOptions, Value
@@ -65,7 +64,6 @@ class Marks:
 
 def chart(intent: Intent, options: KubeOptions) -> Files:
     """Chart.yaml, values.yaml with its schema, templates and notes."""
-    intent = settled(intent)
     found = objects(intent, options)
     # No text of the objects holds a digest of them all, so no mark is mistaken for one.
     whole = json.dumps([one.value for one in found], sort_keys=True).encode()
@@ -75,7 +73,7 @@ def chart(intent: Intent, options: KubeOptions) -> Files:
         "Chart.yaml": _about(intent, options),
         "values.yaml": dump(values, comments=("Values of the chart; what is not here is fixed by the configuration it was made from.",)),
         "values.schema.json": json.dumps(values_schema(values), indent=2) + "\n",
-        ".helmignore": "*.orig\n*.rej\n*~\n",
+        ".helmignore": "*.orig\n*.rej\n*~\nloader/\nContainerfile\n",
         "templates/_helpers.tpl": HELPERS,
         "templates/NOTES.txt": _notes(intent),
         "templates/ingress.yaml": _ingress(intent),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from greenroom.deploy import containerfile
 from greenroom.deploy.helm import chart
 from greenroom.deploy.intent import Files, Intent
+from greenroom.deploy.kube_loader import loader
+from greenroom.deploy.kube_objects import settled
 from greenroom.deploy.kube_pod import KubeOptions
 from greenroom.deploy.kustomize import kustomize, plain
 from greenroom.deploy.unfit import Unfit
@@ -15,4 +18,7 @@ def kube(intent: Intent, form: str = "kustomize", options: KubeOptions | None = 
     """The same bytes for the same intent; Unfit where it cannot be written."""
     if form not in FORMATS:
         raise Unfit(f"there is no form {form!r} for Kubernetes: it is one of {', '.join(FORMATS)}")
-    return FORMATS[form](intent, options or KubeOptions.of(intent.options))
+    options = options or KubeOptions.of(intent.options)
+    intent = settled(intent)
+    built = {containerfile.FILE: intent.builds} if intent.builds else {}
+    return dict(sorted({**FORMATS[form](intent, options), **loader(intent, options), **built}.items()))

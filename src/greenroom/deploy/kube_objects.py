@@ -9,22 +9,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from greenroom.config.errors import one_line
+from greenroom.deploy.files import head
 from greenroom.deploy.intent import Intent, Workload
 from greenroom.deploy.kube_pod import (
+    MODELS_ROOT,
     PREFIX,
     VENDOR_RESOURCES,
     KubeOptions,
     Value,
     accelerators,
     annotations,
-    bound_sources,
+    claim_name,
     config_name,
+    is_claim,
+    is_model_file,
     labels,
     models_claim,
     pod,
     secret_name,
     selector,
-    volume_claim,
+    start_s_max,
 )
 from greenroom.deploy.names import label
 from greenroom.deploy.unfit import Unfit
@@ -95,14 +99,22 @@ def _shared(intent: Intent, options: KubeOptions) -> Iterator[Object]:
     if files := config_files(intent):
         data = dict.fromkeys(files, intent.config_text)
         yield Object({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": config_name(intent), "labels": whole}, "data": data})
-    if bound_sources(intent) and options.models == "pvc":
-        users = [one for one in intent.workloads if any(mount.kind == "bind" for mount in one.mounts)]
+    for name, (size, users) in _claims(intent, options).items():
         mode = "ReadWriteOnce" if len(users) == 1 else "ReadWriteMany"  # several pods may stand on several nodes
-        yield Object(_claim(models_claim(intent), whole, mode, options.models_size, options), switch="persistence")
-    for source in sorted({mount.source for one in intent.workloads for mount in one.mounts if mount.kind == "volume"}):
-        users = [one for one in intent.workloads if any(mount.kind == "volume" and mount.source == source for mount in one.mounts)]
-        mode = "ReadWriteOnce" if len(users) == 1 else "ReadWriteMany"
-        yield Object(_claim(volume_claim(intent, source), whole, mode, options.state_size, options), switch="persistence")
+        yield Object(_claim(name, whole, mode, size, options), switch="persistence")
+
+
+def _claims(intent: Intent, options: KubeOptions) -> dict[str, tuple[str, set[str]]]:
+    """Claim -> its size and who mounts it."""
+    found: dict[str, tuple[str, set[str]]] = {}
+    for workload in intent.workloads:
+        for mount in workload.mounts:
+            if is_claim(mount, options):
+                size = options.models_size if mount.source.endswith("cache") else options.state_size
+                found.setdefault(claim_name(mount, intent), (size, set()))[1].add(workload.name)
+            elif is_model_file(mount, options) and options.models == "pvc":
+                found.setdefault(models_claim(intent), (options.models_size, set()))[1].add(workload.name)
+    return dict(sorted(found.items()))
 
 
 def _claim(name: str, whole: dict[str, str], mode: str, size: str, options: KubeOptions) -> Value:
@@ -167,7 +179,7 @@ def _controller(workload: Workload, intent: Intent, options: KubeOptions, meta: 
     turn: Value = (
         {"serviceName": workload.name, "updateStrategy": {"type": "RollingUpdate"}}
         if stateful
-        else {"strategy": {"type": "Recreate"}, "progressDeadlineSeconds": math.ceil(_start_s(workload)) + PULL_S}
+        else {"strategy": {"type": "Recreate"}, "progressDeadlineSeconds": math.ceil(start_s_max(workload)) + PULL_S}
     )
     return {
         "apiVersion": "apps/v1",
@@ -214,10 +226,6 @@ def complete(intent: Intent, options: KubeOptions) -> tuple[Object, ...]:
     return tuple(on_target(one, patches.get(one.workload, {})) for one in objects(intent, options))
 
 
-def _start_s(workload: Workload) -> float:
-    return max((probe.start_s for probe in (workload.live, workload.ready) if probe is not None), default=600.0)
-
-
 # ------------------------------------------------------------------------------------------------------------ monitoring
 
 
@@ -256,7 +264,7 @@ def config_digest(intent: Intent) -> str:
 
 def secret_command(intent: Intent) -> str:
     """What makes the Secret that the pods read; "" when they read none.  Values are typed by whoever runs it, never written here."""
-    names = sorted({name for one in intent.workloads for name, _ in one.secret_env})
+    names = sorted({key for one in intent.workloads for _, key in one.secret_env})
     if not names:
         return ""
     values = " ".join(f'--from-literal={name}="${name}"' for name in names)
@@ -265,21 +273,15 @@ def secret_command(intent: Intent) -> str:
 
 def comments(intent: Intent, options: KubeOptions) -> tuple[str, ...]:
     """What a reader of the files must know, one sentence a line."""
-    said = [f"{intent.name}: {len(intent.workloads)} workload(s) for {intent.target}, made by greenroom generate kube."]
+    said = list(head(intent.options.get("command", ""), f"{intent.name}: {count(len(intent.workloads))} for {intent.target}."))
     said += [one_line(note) for note in intent.notes]
     if command := secret_command(intent):
         said.append(f"Secrets are referred to, never written. Make them first:  {command}")
-    sources = bound_sources(intent)
-    if sources and options.models == "pvc":
-        where = ", ".join(f"{source} -> {'/' if len(sources) == 1 else '/' + source.strip('/')}" for source in map(one_line, sources))
-        said.append(f"Model files are read from the claim {models_claim(intent)}; fill it first: {where}.")
-    if sources and options.models == "hostpath":
-        said.append(
-            "Model files are read from folders of the node: the pod is refused where policies forbid hostPath (baseline, restricted)."
-        )
-        said.append("Label the node that has them and add a nodeSelector, or every node needs a copy that user 10001 can read.")
-    if (sources and options.models == "image") or any(mount.kind == "image" for one in intent.workloads for mount in one.mounts):
-        said.append("Image volumes need Kubernetes 1.33 (1.31 with the feature gate ImageVolume); subPath in them needs 1.33.")
+    said += _about_models(intent, options)
+    if any(one.image.startswith("localhost/") for one in intent.workloads):
+        said.append("No registry has greenroom's image: build it from the Containerfile, push it, and generate again with --image.")
+    if any(one.share.devices for one in intent.workloads):
+        said.append("Devices that the configuration names by UUID or index are not asked for: in a cluster the device plugin chooses.")
     if any(one.memory_mib == 0 for one in intent.workloads):
         said.append("No memory limit is set where nobody has measured or estimated the need: what is asked for there is a guess.")
     if intent.mode == "greenroom" and not intent.config.api_keys and not intent.config.allowed_hosts:
@@ -287,3 +289,29 @@ def comments(intent: Intent, options: KubeOptions) -> tuple[str, ...]:
     if intent.target == "amd":
         said.append("/dev/kfd belongs to the group render on most nodes: add its number to supplementalGroups if the engine is refused.")
     return tuple(said)
+
+
+def count(workloads: int) -> str:
+    return "1 workload" if workloads == 1 else f"{workloads} workloads"
+
+
+def _about_models(intent: Intent, options: KubeOptions) -> list[str]:
+    said = []
+    if places := model_places(intent, options):
+        where = ", ".join(f"{one_line(source)} -> {one_line(place)}" for source, place in places)
+        if options.models == "pvc":
+            said.append(f"The claim {models_claim(intent)} must hold the model files, each at its place: {where}.")
+        else:
+            said.append(f"The image {options.models_image} must hold the model files below /{options.models_image_path}: {where}.")
+    if options.models == "hostpath" and any(mount.kind == "bind" for one in intent.workloads for mount in one.mounts):
+        said.append("Model files are read from folders of the node: refused where policies forbid hostPath (baseline, restricted).")
+        said.append("Name the node that has them in a nodeSelector, or give every node a copy that user 10001 can read.")
+    if (places and options.models == "image") or any(mount.kind == "image" for one in intent.workloads for mount in one.mounts):
+        said.append("Image volumes need Kubernetes 1.33 (1.31 and the feature gate ImageVolume where no subPath is used).")
+    return said
+
+
+def model_places(intent: Intent, options: KubeOptions) -> tuple[tuple[str, str], ...]:
+    """(on this host, in the volume of models) of every file and folder in it."""
+    found = {mount.source: mount.target for one in intent.workloads for mount in one.mounts if is_model_file(mount, options)}
+    return tuple((source, target.removeprefix(MODELS_ROOT).lstrip("/") or "/") for source, target in sorted(found.items()))

@@ -5,21 +5,26 @@ from __future__ import annotations
 import math
 import posixpath
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from greenroom.deploy.intent import Intent, Mount, Probe, Workload
 from greenroom.deploy.names import label
+from greenroom.deploy.places import ROOT
 from greenroom.deploy.unfit import Unfit
 
 Value = dict[str, Any]
 
 PREFIX = "dev.greenroom"  # of our annotations and labels
 USER = 10001  # neither root nor anybody's login; owns what the pod writes
+MODELS_ROOT = ROOT
 HOME, TMP, SHM = "/home/greenroom", "/tmp", "/dev/shm"
 HOME_SIZE, TMP_SIZE = "20Gi", "10Gi"  # compile caches grow; a runaway file must not fill the node
 PROBE_TIMEOUT_S = 5
 STARTUP_PERIOD_S = 5
+PERIOD_S = 10  # where nobody said
+UNKNOWN_START_S = 600.0
+READY_PATH = "/ready"  # of greenroom
 LIVE_FAILURES_MAX = 6  # a busy engine may answer late, and ending it costs everybody a load
 READY_FAILURES_MAX = 3
 ENGINE_CPU, GREENROOM_CPU = "1", "500m"  # asked for; no limit: a throttled engine answers late and nobody is helped
@@ -36,7 +41,8 @@ class KubeOptions:
 
     models: str = "pvc"  # one of MODELS: what stands in the cluster for folders of this host
     models_image: str = ""  # the image that holds them, with `image`
-    models_size: str = "100Gi"
+    models_image_path: str = "models"  # the folder in it; "" = its root
+    models_size: str = "100Gi"  # also of caches, which hold what engines download
     state_size: str = "10Gi"
     storage_class: str = ""
     controller: str = "deployment"  # of greenroom itself, one of CONTROLLERS
@@ -59,9 +65,8 @@ class KubeOptions:
 
 
 def labels(workload: Workload, intent: Intent) -> dict[str, str]:
-    kind = "greenroom" if not workload.model else (workload.source.engine if workload.source and workload.source.engine else "engine")
     return {
-        "app.kubernetes.io/name": kind.replace("_", "-"),
+        "app.kubernetes.io/name": workload.kind.replace("_", "-"),
         **selector(workload, intent),
         "app.kubernetes.io/component": component(workload),
     }
@@ -93,8 +98,10 @@ def models_claim(intent: Intent) -> str:
     return f"{intent.name}-models"
 
 
-def volume_claim(intent: Intent, source: str) -> str:
-    return label(f"{intent.name}-{source}")
+def claim_name(mount: Mount, intent: Intent) -> str:
+    """Of a volume, or of a folder of the host that is written to."""
+    prefix = f"{intent.name}-"
+    return label(mount.source if mount.source.startswith(prefix) else f"{prefix}{mount.source.strip('/')}")
 
 
 def accelerators(workload: Workload, options: KubeOptions) -> dict[str, str]:
@@ -147,7 +154,7 @@ def _container(workload: Workload, intent: Intent, mounts: list[Value]) -> Value
         "env": _env(workload, intent),
         "ports": [{"name": "http", "containerPort": workload.port, "protocol": "TCP"}],
         **_probes(workload),
-        "resources": resources(workload),
+        "resources": resources(workload, intent),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -169,54 +176,52 @@ def _env(workload: Workload, intent: Intent) -> list[Value]:
     added = {name: value for name, value in (("HOME", HOME), ("USER", "greenroom")) if name not in given}
     plain: list[Value] = [{"name": name, "value": literal(value)} for name, value in {**given, **added}.items()]
     secret: list[Value] = [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret_name(intent), "key": name}}} for name, _ in workload.secret_env
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret_name(intent), "key": key}}} for name, key in workload.secret_env
     ]
     return plain + secret
 
 
 def _probes(workload: Workload) -> Value:
-    ready = workload.ready or workload.live
-    live = workload.live or workload.ready
-    start_s = max((probe.start_s for probe in (workload.live, workload.ready) if probe is not None), default=600.0)
-    period_s = max(1, round(ready.period_s)) if ready is not None else 10
+    live, ready = workload.live or workload.ready, workload.ready or workload.live
+    if not workload.model and ready is not None:
+        ready = replace(ready, path=READY_PATH)  # also false while it shuts down: nobody new is sent to it
+    start_s = start_s_max(workload)
+    period_s = max(1, round(ready.period_s)) if ready is not None else PERIOD_S
     return {
-        "startupProbe": {
-            **_check(ready, workload.port),
-            "periodSeconds": STARTUP_PERIOD_S,
-            "timeoutSeconds": PROBE_TIMEOUT_S,
-            "failureThreshold": math.ceil(start_s / STARTUP_PERIOD_S) + 1,
-        },
-        "livenessProbe": {
-            **_check(live, workload.port),
-            "periodSeconds": period_s,
-            "timeoutSeconds": PROBE_TIMEOUT_S,
-            "failureThreshold": LIVE_FAILURES_MAX,
-        },
-        "readinessProbe": {
-            **_check(ready, workload.port),
-            "periodSeconds": period_s,
-            "timeoutSeconds": PROBE_TIMEOUT_S,
-            "failureThreshold": READY_FAILURES_MAX,
-        },
+        "startupProbe": {**_check(ready, workload), **_pace(STARTUP_PERIOD_S, math.ceil(start_s / STARTUP_PERIOD_S) + 1)},
+        "livenessProbe": {**_check(live, workload), **_pace(period_s, LIVE_FAILURES_MAX)},
+        "readinessProbe": {**_check(ready, workload), **_pace(period_s, READY_FAILURES_MAX)},
     }
 
 
-def _check(probe: Probe | None, port: int) -> Value:
-    if probe is None:  # it has no page for this: an open port must do
-        return {"tcpSocket": {"port": port}}
+def _pace(period_s: int, failures_max: int) -> Value:
+    return {"periodSeconds": period_s, "timeoutSeconds": PROBE_TIMEOUT_S, "failureThreshold": failures_max}
+
+
+def start_s_max(workload: Workload) -> float:
+    return max((probe.start_s for probe in (workload.live, workload.ready) if probe is not None), default=UNKNOWN_START_S)
+
+
+def _check(probe: Probe | None, workload: Workload) -> Value:
+    if probe is None or not probe.path or workload.tcp_only:  # it has no page for this: an open port must do
+        return {"tcpSocket": {"port": workload.port if probe is None else probe.port}}
     return {"httpGet": {"path": probe.path, "port": probe.port, "scheme": "HTTP"}}
 
 
-def resources(workload: Workload) -> Value:
+def resources(workload: Workload, intent: Intent) -> Value:
     """CPU and memory; quantities are text."""
     shm = workload.shm_mib  # what lies in /dev/shm counts as the container's memory
-    if not workload.memory_mib:
-        unknown = UNKNOWN_ENGINE_MIB if workload.model else UNKNOWN_GREENROOM_MIB
-        return {"requests": {"cpu": ENGINE_CPU if workload.model else GREENROOM_CPU, "memory": f"{unknown + shm}Mi"}}
-    return {
-        "requests": {"cpu": ENGINE_CPU if workload.model else GREENROOM_CPU, "memory": f"{workload.memory_mib + shm}Mi"},
-        "limits": {"memory": f"{math.ceil(workload.memory_mib * MEMORY_SLACK) + shm}Mi"},
-    }
+    cpu = ENGINE_CPU if workload.model else GREENROOM_CPU
+    if workload.memory_mib:
+        limit = math.ceil(workload.memory_mib * MEMORY_SLACK) + shm
+        return {"requests": {"cpu": cpu, "memory": f"{workload.memory_mib + shm}Mi"}, "limits": {"memory": f"{limit}Mi"}}
+    unknown = UNKNOWN_ENGINE_MIB if workload.model else UNKNOWN_GREENROOM_MIB + _ram_mib(intent)
+    return {"requests": {"cpu": cpu, "memory": f"{unknown + shm}Mi"}}
+
+
+def _ram_mib(intent: Intent) -> int:
+    """What the configuration gives to models in host RAM."""
+    return sum(device.size.memory_mib or 0 for device in intent.config.devices if device.id == "ram")
 
 
 # ------------------------------------------------------------------------------------------------------------ volumes
@@ -230,7 +235,11 @@ def _volumes(workload: Workload, intent: Intent, options: KubeOptions) -> Iterat
         if target in taken:
             raise Unfit(f"{workload.name} mounts two things at {target}: leave one out, or give it another place")
         taken.append(target)
-        yield _mounted(mount, target, intent, options)
+        if not is_model_file(mount, options):
+            yield _mounted(mount, target, intent, options)
+    if any(is_model_file(mount, options) for mount in workload.mounts):
+        taken.append(MODELS_ROOT)
+        yield _models(intent, options)
     home = dict(workload.env).get("HOME", HOME)
     for path, name, volume in (
         (TMP, "tmp", {"emptyDir": {"sizeLimit": TMP_SIZE}}),
@@ -243,50 +252,39 @@ def _volumes(workload: Workload, intent: Intent, options: KubeOptions) -> Iterat
         yield {"name": name, "mountPath": path}, {"name": name, **volume}
 
 
+def is_model_file(mount: Mount, options: KubeOptions) -> bool:
+    """A file or folder of this host that stands in the one volume of models, at its place below MODELS_ROOT."""
+    within = mount.target == MODELS_ROOT or mount.target.startswith(f"{MODELS_ROOT}/")
+    return mount.kind == "bind" and mount.read_only and within and options.models != "hostpath"
+
+
+def _models(intent: Intent, options: KubeOptions) -> tuple[Value, Value]:
+    mount: Value = {"name": "models", "mountPath": MODELS_ROOT, "readOnly": True}
+    if options.models == "image":
+        sub_path = {"subPath": options.models_image_path} if options.models_image_path else {}
+        return {**mount, **sub_path}, {"name": "models", "image": _image(options.models_image)}
+    return mount, {"name": "models", "persistentVolumeClaim": {"claimName": models_claim(intent)}}
+
+
+def is_claim(mount: Mount, options: KubeOptions) -> bool:
+    """It has a claim of its own."""
+    return mount.kind == "volume" or (mount.kind == "bind" and options.models != "hostpath" and not is_model_file(mount, options))
+
+
 def _mounted(mount: Mount, target: str, intent: Intent, options: KubeOptions) -> tuple[Value, Value]:
     read_only = {"readOnly": True} if mount.read_only else {}
-    sub_path = {"subPath": mount.sub_path} if mount.sub_path else {}
+    place: Value = {"mountPath": target, **({"subPath": mount.sub_path} if mount.sub_path else {}), **read_only}
+    name = label(f"{mount.kind}-{mount.source}")
     if mount.kind == "config":
-        volume = {"name": "config", "configMap": {"name": config_name(intent)}}
-        return {"name": "config", "mountPath": target, "subPath": mount.sub_path or posixpath.basename(mount.source), **read_only}, volume
-    if mount.kind == "volume":
-        name = _volume_name(mount)
-        claim: Value = {"claimName": volume_claim(intent, mount.source)}
-        return {"name": name, "mountPath": target, **sub_path, **read_only}, {"name": name, "persistentVolumeClaim": claim}
+        sub_path = mount.sub_path or posixpath.basename(mount.source)
+        return {"name": "config", **place, "subPath": sub_path}, {"name": "config", "configMap": {"name": config_name(intent)}}
+    if is_claim(mount, options):
+        return {"name": name, **place}, {"name": name, "persistentVolumeClaim": {"claimName": claim_name(mount, intent)}}
     if mount.kind == "image":
-        name = _volume_name(mount)
-        return {"name": name, "mountPath": target, **sub_path, "readOnly": True}, {"name": name, "image": _image(mount.source)}
-    if mount.kind != "bind":
-        raise Unfit(f"a mount of kind {mount.kind!r} cannot be had in Kubernetes")
-    return _bound(mount, target, intent, options)
-
-
-def _bound(mount: Mount, target: str, intent: Intent, options: KubeOptions) -> tuple[Value, Value]:
-    """What was a folder or file of this host."""
-    read_only = {"readOnly": True} if mount.read_only else {}
-    if options.models == "hostpath":
-        name = _volume_name(mount)
-        sub_path = {"subPath": mount.sub_path} if mount.sub_path else {}
-        return {"name": name, "mountPath": target, **sub_path, **read_only}, {"name": name, "hostPath": {"path": mount.source}}
-    within = posixpath.join(bound_path(mount.source, intent), mount.sub_path).strip("/")
-    place = {"name": "models", "mountPath": target, **({"subPath": within} if within else {})}
-    if options.models == "image":
-        return {**place, "readOnly": True}, {"name": "models", "image": _image(options.models_image)}
-    return {**place, **read_only}, {"name": "models", "persistentVolumeClaim": {"claimName": models_claim(intent)}}
-
-
-def bound_path(source: str, intent: Intent) -> str:
-    """Where in the volume of models a folder of this host stands: at its root when it is the only one, else at its own path."""
-    sources = bound_sources(intent)
-    return "" if len(sources) == 1 else posixpath.normpath(source).strip("/")
-
-
-def bound_sources(intent: Intent) -> tuple[str, ...]:
-    return tuple(sorted({posixpath.normpath(mount.source) for one in intent.workloads for mount in one.mounts if mount.kind == "bind"}))
-
-
-def _volume_name(mount: Mount) -> str:
-    return label(f"{mount.kind}-{mount.source}")
+        return {"name": name, **place, "readOnly": True}, {"name": name, "image": _image(mount.source)}
+    if mount.kind == "bind":
+        return {"name": name, **place}, {"name": name, "hostPath": {"path": mount.source}}
+    raise Unfit(f"a mount of kind {mount.kind!r} cannot be had in Kubernetes")
 
 
 def _image(reference: str) -> Value:

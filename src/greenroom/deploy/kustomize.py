@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from greenroom.config.yaml_out import dump, dump_all
 from greenroom.deploy.intent import Files, Intent
-from greenroom.deploy.kube_objects import Object, comments, complete, monitors, objects, settled, target_patch
+from greenroom.deploy.kube_objects import Object, comments, complete, monitors, objects, target_patch
 from greenroom.deploy.kube_pod import KubeOptions, Value
 
 KUSTOMIZE = "kustomize.config.k8s.io/v1beta1"
@@ -14,7 +14,6 @@ SHARED = "common"  # no workload's name ends up as this file: theirs stand in a 
 
 def kustomize(intent: Intent, options: KubeOptions) -> Files:
     """base/, overlays/TARGET/ and components/monitoring/; `kubectl apply -k overlays/TARGET` is all that is needed."""
-    intent = settled(intent)
     files: dict[str, str] = {}
     for name, found in _by_file(objects(intent, options)).items():
         files[f"base/{name}"] = dump_all([one.value for one in found])
@@ -38,7 +37,6 @@ def kustomize(intent: Intent, options: KubeOptions) -> Files:
 
 def plain(intent: Intent, options: KubeOptions) -> Files:
     """One file with everything, for `kubectl apply -f` and tools that know no kustomize."""
-    intent = settled(intent)
     values = [one.value for one in complete(intent, options)]
     return {"all.yaml": dump_all(values, comments=comments(intent, options))}
 
