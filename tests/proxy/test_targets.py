@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from urllib.parse import quote
+from urllib.parse import quote, urljoin
 
 import pytest
 from hypothesis import example, given
@@ -107,10 +107,14 @@ def test_what_changes_state_or_belongs_to_the_control_plane_says_so() -> None:
     assert not route(b"OPTIONS", b"/v1/chat/completions", MINE).control
 
 
+@pytest.mark.parametrize("prefix", ["", "/gr", "/a/b"])
 @pytest.mark.parametrize("target", [b"/", b"/ui", b"/upstream", b"/upstream/"])
-def test_the_front_door_leads_to_the_ui(target: bytes) -> None:
-    """The root and bare /upstream send people to the UI instead of starting something."""
-    assert (route(b"GET", target, MINE).kind, route(b"GET", target, MINE).redirect) == (Kind.CONTROL, b"/ui/")
+def test_the_front_door_leads_to_the_ui(target: bytes, prefix: str) -> None:
+    """The root and bare /upstream send people to the UI instead of starting something; also behind a proxy with a prefix."""
+    found = route(b"GET", target, MINE)
+    assert found.kind is Kind.CONTROL
+    assert found.redirect is not None
+    assert urljoin(f"http://h{prefix}{target.decode()}", found.redirect.decode()) == f"http://h{prefix}/ui/"
 
 
 @pytest.mark.parametrize(
@@ -220,7 +224,11 @@ def test_the_longest_model_name_wins(target: bytes, name: str, path: bytes) -> N
 )
 def test_a_bare_model_redirects_to_its_slash(target: bytes, redirect: bytes) -> None:
     """So that an engine's relative links work."""
-    assert (route(b"GET", target, MINE).redirect, route(b"GET", target, MINE).error) == (redirect, None)
+    found = route(b"GET", target, MINE)
+    assert found.error is None
+    assert found.redirect is not None
+    for prefix in ("", "/gr"):
+        assert urljoin(f"http://h{prefix}{target.decode()}", found.redirect.decode()) == f"http://h{prefix}{redirect.decode()}"
 
 
 def test_an_unknown_upstream_model_is_404_with_near_names() -> None:

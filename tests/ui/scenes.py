@@ -232,6 +232,20 @@ def timeline(now: float) -> Json:
     return {"now": now, "spans": spans, "waits": waits, "swaps": swaps}
 
 
+def many_requests(now: float, count: int) -> list[Json]:
+    """Three that are open and `count` that have ended, newest first."""
+    names = ("agent-32b", "coder-14b", "chat-8b", "embed-l", "sql-7b")
+    ended = [
+        {
+            "id": f"1-{count - i}", "at": now - 20 - i, "model": names[i % 5], "key_name": f"team-{i % 7}", "class": "interactive",
+            "wait": {"queue": (i % 11) / 2, "gate": (i % 3) * 1.5, "load": (i % 4) * 2.0}, "first_token_s": 0.2, "generation_s": (i % 13) / 3,
+            "tokens_in": 100 + i, "tokens_out": i % 400, "start": "hot" if i % 4 else "wake", "before": names[i % 3], "outcome": "ok" if i % 9 else "refused",
+        }
+        for i in range(count)
+    ]  # fmt: skip
+    return [*(one for one in requests(now) if one["outcome"] in ("waiting", "running"))][:3] + ended
+
+
 def requests(now: float) -> list[Json]:
     def one(id: str, ago: float, model: str, key: str, cls: str, parts: tuple[float, ...], tokens: tuple[int, int], start: str, before: str, outcome: str = "ok") -> Json:  # fmt: skip
         return {
@@ -275,7 +289,14 @@ def advice(now: float, outgrown: bool = False) -> Json:
         "+    cmd: vllm serve … --max-model-len 16384 --gpu-memory-utilization 0.47",
     ]  # fmt: skip
     fixes = [
-        {"text": "Cut agent-32b context to 16k", "effect": "frees 6.4 GiB, both stay", "swaps_h": 0, "diff": diff, "suggested": True},
+        {
+            "text": "Cut agent-32b context to 16k",
+            "effect": "frees 6.4 GiB, both stay",
+            "swaps_h": 0,
+            "diff": diff,
+            "changes": ["models.agent-32b.memory=38438MiB"],
+            "suggested": True,
+        },
         {"text": "Pin coder-14b", "effect": "agent-32b would not fit: refused 210/h", "swaps_h": 0},
         {"text": "Longer turns (k 2 → 5)", "effect": "worst wait 20 s → 48 s", "swaps_h": 46},
         {"text": "Second GPU for coder-14b", "effect": "24 GiB card is enough", "swaps_h": 0},

@@ -66,6 +66,11 @@ class Stand:
         for reader in self._readers:
             reader.put_nowait(event)
 
+    def told(self, message: Json) -> None:
+        """One message more of the stream, of whatever kind."""
+        for reader in self._readers:
+            reader.put_nowait(message)
+
     def entry(self, id: str) -> Json:
         return next(one for one in self.status["models"] if one["id"] == id)
 
@@ -144,7 +149,8 @@ class Stand:
         self._readers.add(mine)
         try:
             while event := await mine.get():
-                await response.write(f"id: {event['id']}\ndata: {json.dumps(event)}\n\n".encode())
+                head = f"id: {event['id']}\n" if "id" in event else ""
+                await response.write(f"{head}data: {json.dumps(event)}\n\n".encode())
         except ConnectionError:
             pass
         finally:
@@ -154,8 +160,14 @@ class Stand:
     async def _requests(self, request: web.Request) -> web.Response:
         if self.requests is None:
             return refusal(404, "there is no such route")
-        wanted = request.query.get("model")
-        return web.json_response({"requests": [one for one in self.requests if not wanted or one["model"] == wanted], "cursor": None})
+        wanted, outcome = request.query.get("model"), request.query.get("outcome")
+        after, most = request.query.get("cursor") or "", int(request.query.get("limit") or 100)
+        open_ = [one for one in self.requests if one["outcome"] in ("waiting", "running")] if not after else []
+        ended = [one for one in self.requests if one["outcome"] not in ("waiting", "running")] if outcome != "open" else []
+        begin = next(i for i, one in enumerate(ended) if one["id"] == after) + 1 if after else 0
+        rows = ended[begin : begin + most]
+        page = [one for one in (*open_, *rows) if not wanted or one["model"] == wanted]
+        return web.json_response({"requests": page, "cursor": rows[-1]["id"] if len(ended) > begin + most else None})
 
     async def _cancel(self, request: web.Request) -> web.Response:
         for one in self.requests or ():

@@ -22,7 +22,7 @@ class BadChange(ValueError):
 def changed(setup: Setup, changes: Iterable[str]) -> Setup:
     """`setup` with each `path=value` applied, in order.  Raises BadChange."""
     for change in changes:
-        path, equals, value = change.partition("=")
+        path, equals, value = change.rpartition("=")  # names may hold it, values never do
         section, _, rest = path.strip().partition(".")
         kind = SECTIONS.get(section)
         if not equals or kind is None or not rest:

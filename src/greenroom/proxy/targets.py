@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
-from urllib.parse import unquote, unquote_plus, unquote_to_bytes
+from urllib.parse import quote, unquote, unquote_plus, unquote_to_bytes
 
 from greenroom.proxy import errors
 from greenroom.proxy.admission import Catalog, Refusal
@@ -187,10 +187,11 @@ _FIXED: dict[bytes, tuple[Kind, tuple[bytes, ...], bytes | None]] = {
     b"/running": (Kind.CONTROL, _GET, None),
     b"/unload": (Kind.CONTROL, _BOTH, None),  # state-changing GET, as llama-swap has it
     b"/favicon.ico": (Kind.CONTROL, _GET, None),
-    b"/": (Kind.CONTROL, _GET, b"/ui/"),
-    b"/ui": (Kind.CONTROL, _GET, b"/ui/"),
-    b"/upstream": (Kind.CONTROL, _GET, b"/ui/"),
-    b"/upstream/": (Kind.CONTROL, _GET, b"/ui/"),
+    # Relative, so that a proxy in front may serve all of this below a prefix of its own.
+    b"/": (Kind.CONTROL, _GET, b"ui/"),
+    b"/ui": (Kind.CONTROL, _GET, b"ui/"),
+    b"/upstream": (Kind.CONTROL, _GET, b"ui/"),
+    b"/upstream/": (Kind.CONTROL, _GET, b"../ui/"),
 }
 
 _UPSTREAM = b"/upstream/"
@@ -466,10 +467,19 @@ def _upstream(method: bytes, target: bytes, path: bytes, memo: _Memo) -> Route:
     forward = target[len(_UPSTREAM) + used :]
     if not forward.startswith(b"/"):  # nothing but the model, perhaps a query
         query = b"?" + forward[1:] if forward else b""
-        return Route(Kind.UPSTREAM, b"/", name, redirect=path + b"/" + query)
+        return Route(Kind.UPSTREAM, b"/", name, redirect=b"./" + path.rpartition(b"/")[2] + b"/" + query)
     if is_engine_control(method, forward.partition(b"?")[0], memo.catalog.control_words):
         return Route(Kind.UPSTREAM, forward, name, needs_model=True, error=errors.engine_control(_text(forward)))
+    if memo.catalog.models[memo.catalog.names[name]].is_remote and not _is_inference(method, forward.partition(b"?")[0]):
+        return Route(Kind.UPSTREAM, forward, name, needs_model=True, error=errors.far_path(_text(forward), name))
     return Route(Kind.UPSTREAM, forward, name, needs_model=True, may_start=not _is_ignored(method, forward, memo))
+
+
+def _is_inference(method: bytes, path: bytes) -> bool:
+    """Whether it could as well be asked without /upstream."""
+    if path in _INFERENCE:
+        return method in _INFERENCE[path]
+    return any(path.startswith(prefix) and method in methods for prefix, methods in _INFERENCE_PREFIXES) and not _is_crooked(path)
 
 
 def _longest_name(rest: bytes, memo: _Memo) -> tuple[str | None, int]:
@@ -516,6 +526,13 @@ def query_model(query: bytes, names: Mapping[str, str]) -> str | None:
         if literal in names:
             return literal
     return spaced
+
+
+def with_model(target: bytes, model: str) -> bytes:
+    """The target with another model in `?model=`; as it is when none stands there."""
+    path, mark, query = target.partition(b"?")
+    named = b"model=" + quote(model, safe="/:").encode("ascii")
+    return path + mark + b"&".join(named if pair.startswith(b"model=") else pair for pair in query.split(b"&"))
 
 
 # -------------------------------------------------------------------------------------------------------------- words

@@ -22,6 +22,7 @@ export function look(status, before, at = 0) {
     waiting: status.queue?.length ?? sum(models.map(one => one.queued)),
     headline: status.advice?.headline || null,
     adviceCount: status.advice?.count ?? null,
+    thrash: status.thrash || [],
     version: status.version || '',
     uptime_s: status.uptime_s,
   };

@@ -27,7 +27,7 @@ export function changed(message) {
   } else {
     const gone = new Set(message.removed || []);
     raw = {
-      ...raw, ...pick(message, ['now', 'uptime_s', 'queue', 'advice']),
+      ...raw, ...pick(message, ['now', 'uptime_s', 'queue', 'advice', 'thrash']),
       devices: merged(raw.devices, message.devices || []), models: merged(raw.models.filter(one => !gone.has(one.id)), tagged),
     };
   }

@@ -96,7 +96,7 @@ function costs(m) {
 
 function footprint(m, more) {
   const told = more?.footprint;
-  const held = m.instances[0]?.reserved_mib ?? m.need_mib;
+  const held = m.state === 'asleep' ? m.need_mib : m.instances[0]?.reserved_mib ?? m.need_mib;
   const list = told ? FOOTPRINTS.filter(([key]) => told[key] != null).map(([key, text, cls]) => [key === 'measured' && told.n ? `${text}, ${many(told.n, 'start')}` : text, told[key], cls, told.used === key])
     : [['reserved for the next start', m.need_mib, 'q0', true], ['measured now', m.state === 'asleep' ? null : m.instances[0]?.measured_mib, 'q3', false]].filter(([, value]) => value != null);
   const most = Math.max(held || 0, ...list.map(([, value]) => value)) * 1.1 || 1;

@@ -26,12 +26,12 @@ function groupsOf(list, by) {
   return PLACES.map(([place, name]) => [name, list.filter(one => one.place === place)]).filter(([, group]) => group.length);
 }
 
-const HEADINGS = [['model', '', true], ['state', '', true], ['engine', 'opt'], ['needs', 'n'], ['wakes in', 'n opt'], ['cold start', 'n'], ['used', 'opt gap'], ['actions', 'acts', true]];
+const HEADINGS = [['model', '', true], ['state', '', true], ['engine', 'opt'], ['needs', 'n'], ['wakes in', 'n opt'], ['cold start', 'n'], ['last used', 'opt gap'], ['actions', 'acts', true]];
 
 function section(key, name, group, total) {
   const shown = total < LONG || ui.open[key] ? group : group.slice(0, SHOWN_MAX);
   return h('details', {key, open: true, class: 'grp'}, h('summary', {}, h('b', {}, name), h('small', {}, many(group.length, 'model'))),
-    h('div', {class: 'wide'}, h('table', {class: 'even'}, h('caption', {class: 'vh'}, name), cols([24, 19, 14, 10, 9, 10, 0, 12]), head(HEADINGS), h('tbody', {}, shown.map(row)))),
+    h('div', {class: 'wide'}, h('table', {class: 'even'}, h('caption', {class: 'vh'}, name), cols([22, 18, 12, 10, 9, 9, 9, 11]), head(HEADINGS), h('tbody', {}, shown.map(row)))),
     shown.length < group.length ? h('button', {type: 'button', class: 'quiet', onclick: () => {
       ui.open[key] = true;
       put();

@@ -5,7 +5,7 @@ import {copy} from '../copy.js';
 import {h} from '../paint.js';
 import {choice, select} from '../parts.js';
 import {bodies, chat, ROUTES} from '../playground.js';
-import {put, setQuery, store, ui} from '../store.js';
+import {may, put, setQuery, store, ui} from '../store.js';
 import {about, many} from '../words.js';
 import {chatBox, embedBox, rerankBox} from './play_boxes.js';
 
@@ -13,7 +13,8 @@ const KINDS = [['chat', 'chat'], ['embed', 'embed'], ['rerank', 'rerank']];
 const HINTS = {rerank: /rerank/i, embed: /embed|bge|e5|gte|minilm/i};
 const BOXES = {chat: chatBox, embed: embedBox, rerank: rerankBox};
 
-let listed; // names from /v1/models, for a key that may not look
+let listed; // names from /v1/models, for a key that may not look ...
+let listedFor; // ... and for whom that was asked
 
 export function play(picture, {query}) {
   const kind = BOXES[query.get('kind')] ? query.get('kind') : 'chat';
@@ -25,20 +26,20 @@ export function play(picture, {query}) {
     h('div', {class: 'tools'}, choice('Kind', KINDS, kind, value => setQuery('kind', value === 'chat' ? '' : value))),
     h('div', {class: 'play'}, h('div', {},
       h('label', {}, 'Model', select('Model', names.map(one => [one, one]), model, value => setQuery('model', value))),
-      kind === 'chat' ? knobs() : null, h('p', {class: 'mut expect'}, expectation(picture?.byId.get(model)))),
+      kind === 'chat' ? knobs() : null, h('p', {class: 'mut expect'}, may('inference') ? expectation(picture?.byId.get(model)) : 'Your key may look, not call models: this would be refused.')),
     h('div', {}, BOXES[kind](model), request(kind, model))));
 }
 
 function namesAlone() {
-  if (listed === undefined) {
-    listed = null;
-    jsonOrNull('v1/models').then(value => {
-      listed = (value?.data || []).map(one => one.id);
+  if (listedFor !== store.me) {
+    const mine = listedFor = store.me;
+    listed = undefined;
+    const take = names => {
+      if (mine !== listedFor) return;
+      listed = names;
       put();
-    }, () => {
-      listed = [];
-      put();
-    });
+    };
+    jsonOrNull('v1/models').then(value => take((value?.data || []).map(one => one.id)), () => take([]));
   }
   return listed || [];
 }

@@ -1,19 +1,20 @@
 /* Requests: where the time of each went, and the one thing that can be done about it. */
 
 import {cancelButton} from '../acts.js';
-import {h} from '../paint.js';
+import {h, lazy} from '../paint.js';
 import {cell, choice, head, legend, nameOf, select, stack, unavailable} from '../parts.js';
 import {put, serverNow, setQuery, store, ui} from '../store.js';
 import {grown, isOpen, readOlder, rowsOf} from '../requests.js';
 import {CAUSES, moment, sec, sum} from '../words.js';
 
 const TABS = [['', 'all'], ['open', 'open'], ['slow', 'waited > 1 s'], ['failed', 'failed']];
-const HEADINGS = scale => [['came'], ['model'], ['key', 'opt'], [`time spent, 0 to ${sec(scale)}`, 'bd'], ['waited', 'n'], ['total', 'n opt'], ['tokens in / out', 'n opt'], ['start', 'opt gap'], ['before it', 'opt'], ['outcome'], ['actions', 'acts', true]];
+const HEADINGS = scale => [['came'], ['model'], ['client', 'opt'], [`time spent, 0 to ${sec(scale)}`, 'bd'], ['waited', 'n'], ['total', 'n opt'], ['tokens in / out', 'n opt'], ['start', 'opt gap'], ['before it', 'opt'], ['outcome'], ['actions', 'acts', true]];
 const OUTCOMES = {client_gone: 'client left', engine_broke: 'engine broke', cut: 'cut off'};
 const GOOD = new Set(['ok', 'client_gone', 'client left']);
 const AT_TOP_PX = 120;
+const SCALES = [1, 2, 3, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 900, 1800, 3600];
 
-let shown = {filter: null, ids: null}; // the rows that may stand there while the pointer rests on them
+let shown = {filter: null, ids: null, oldest: 0}; // the rows that may stand there while the pointer rests on them
 
 export function requests(picture, {query}) {
   const tab = query.get('tab') || '';
@@ -23,11 +24,12 @@ export function requests(picture, {query}) {
   if (told.isMissing) return h('div', {class: 'pad'}, h('h1', {}, 'Requests'), notYet(picture));
   const matching = told.rows.map(one => grown(one, told.readAt)).filter(one => fits(one, tab));
   const {list, later} = steady(matching, filter);
-  const scale = Math.max(1, ...list.map(one => sum(one.parts)));
+  const scale = scaleOf(list.reduce((most, one) => Math.max(most, sum(one.parts)), 1));
+  const today = new Date(serverNow() * 1000).toDateString(); // what ended stays as it is painted, until a day is over
   return h('div', {class: 'pad'}, h('h1', {}, 'Requests'), tools(picture, tab, model, list.length),
     later ? h('button', {type: 'button', class: 'newer', onclick: showLater}, later === 1 ? '1 new request' : `${later} new requests`) : null,
     told.problem ? h('p', {class: 'bad said'}, told.problem) : null,
-    list.length ? h('table', {class: 'reqs'}, h('caption', {class: 'vh'}, 'Requests, open ones first'), head(HEADINGS(scale)), h('tbody', {}, list.map(one => row(one, scale)))) : none(told, tab, model),
+    list.length ? h('table', {class: 'reqs'}, h('caption', {class: 'vh'}, 'Requests, open ones first'), head(HEADINGS(scale)), h('tbody', {}, list.map(one => (isOpen(one) ? row(one, scale) : lazy(one.id, [one, scale, today], () => row(one, scale)))))) : none(told, tab, model),
     told.cursor && list.length ? h('button', {type: 'button', class: 'quiet', disabled: told.isReading, onclick: readOlder}, 'Show older ones') : null);
 }
 
@@ -38,19 +40,23 @@ function fits(one, tab) {
   return !ui.find || [one.model, one.key, one.id].some(text => String(text).toLowerCase().includes(ui.find.toLowerCase()));
 }
 
+/** A length that does not change with every second of the longest one. */
+const scaleOf = s => SCALES.find(one => one >= s) || Math.ceil(s / 3600) * 3600;
+
 /** New rows come in on top only where that moves nothing under the pointer or the reader's eyes. */
 function steady(rows, filter) {
   const resting = shown.filter === filter && shown.ids?.size && (scrollY > AT_TOP_PX || document.querySelector('.reqs tbody:hover'));
   if (!resting) {
-    shown = {filter, ids: new Map(rows.map((one, i) => [one.id, i]))};
+    shown = {filter, ids: new Map(rows.map((one, i) => [one.id, i])), oldest: rows.at(-1)?.at};
     return {list: rows, later: 0};
   }
+  for (const one of rows) if (!shown.ids.has(one.id) && one.at < shown.oldest) shown.ids.set(one.id, shown.ids.size); // asked for: they come below
   const list = rows.filter(one => shown.ids.has(one.id)).sort((a, b) => shown.ids.get(a.id) - shown.ids.get(b.id));
   return {list, later: rows.length - list.length};
 }
 
 function showLater() {
-  shown = {filter: null, ids: null};
+  shown = {filter: null, ids: null, oldest: 0};
   scrollTo({top: 0});
   put();
 }
