@@ -161,7 +161,7 @@ def _docker(stored: Stored, files: Sequence[ModelFile]) -> Packed:
     kinds = {"gguf": "application/vnd.docker.ai.gguf.v3", "safetensors": "application/vnd.docker.ai.safetensors"}
     if stored.description.format not in kinds:
         raise Refused(f"{stored.reference} is neither GGUF nor safetensors, which is all that Docker models can be: push it as modelpack")
-    by_role = {role: kind for kind, (role, _) in reversed(DOCKER_FILES.items()) if role != "weights"}
+    by_role = {role: kind for kind, (role, _) in reversed(list(DOCKER_FILES.items())) if role != "weights"}
     by_role["weights"] = kinds[stored.description.format]
     layers = [_plain(stored, file, by_role.get(file.role, DOCKER_MODEL_FILE)) for file in files]
     told = stored.description

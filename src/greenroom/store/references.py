@@ -37,7 +37,7 @@ HOST_LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\Z")
 HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,95})\Z")
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}\Z")
 OLLAMA_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}\Z")
-USERINFO = re.compile(r"(//)[^/@]*@|(^)[^/@\s]*:[^/@]*@(?!sha256:)")
+USERINFO = re.compile(r"(^[A-Za-z]*:?/{0,3})[^/@\s]*:[^/@]*@(?!sha256:)|(//)[^/@]*@")
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 # Of a name: what says how it was squeezed, not what it is.
@@ -180,11 +180,11 @@ def _check_characters(text: str) -> None:
 
 def masked(text: str) -> str:
     """What somebody wrote, for a message: quoted, cut, and without the password it may hold."""
-    return shown(USERINFO.sub(lambda match: f"{match[1] or ''}***@", text))
+    return shown(USERINFO.sub(lambda match: f"{match[1] or match[2] or ''}***@", text))
 
 
 def _cut(text: str) -> str:
-    text = USERINFO.sub(lambda match: f"{match[1] or ''}***@", text)
+    text = USERINFO.sub(lambda match: f"{match[1] or match[2] or ''}***@", text)
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
