@@ -17,6 +17,7 @@ FORMATS: Mapping[str, tuple[str, str]] = {
     "compose": ("greenroom.cli.generate_host:compose", "A compose.yaml for docker or podman."),
     "systemd": ("greenroom.cli.generate_host:systemd", "A unit for a host without containers."),
     "containerfile": ("greenroom.cli.generate_host:containerfile", "How greenroom's own image is built."),
+    "kube": ("greenroom.cli.generate_kube:kube", "Kubernetes objects: a kustomize tree, a Helm chart or one file."),
     "llm-d": ("greenroom.cli.generate_llmd:llm_d", "Pools of replicas behind one gateway, on Kubernetes or without."),
 }
 
