@@ -114,7 +114,16 @@ def _call(call: CallSection) -> CallConfig:
 
 
 def _container(container: ContainerSection) -> ContainerConfig:
-    return ContainerConfig(container.runtime, container.image, container.args, container.volumes)
+    return ContainerConfig(
+        container.runtime,
+        container.image,
+        container.args,
+        container.volumes,
+        pull=container.pull,
+        pull_s_max=container.pull_timeout,
+        gpus=container.gpus,
+        shm_mib=container.shm_size,
+    )
 
 
 def _device(device_id: str, device: DeviceSection) -> DeviceConfig:

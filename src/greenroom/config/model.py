@@ -86,6 +86,10 @@ class ContainerConfig:
     image: str
     args: tuple[str, ...] = ()  # extra arguments of `run`
     volumes: tuple[str, ...] = ()
+    pull: str = "missing"  # missing | always | never
+    pull_s_max: float = 1800.0  # one pull of the image; it does not count as start
+    gpus: str = "auto"  # how GPUs are handed in: cdi | flag (--gpus) | none; auto: flag for docker, else cdi
+    shm_mib: int | None = None  # size of /dev/shm; None = what the engine is known to need
 
 
 @dataclass(frozen=True, slots=True)

@@ -685,7 +685,15 @@ class ContainerSection(Section):
         default="podman", description="The program that runs it."
     )
     args: Arguments = Field(default=(), description="More arguments for `run`.")
-    volumes: Texts = Field(default=(), description="Mounts, as host:container[:options].")
+    volumes: Texts = Field(default=(), description="Mounts, as host:container[:options]; read-only unless the options say rw.")
+    pull: Annotated[str, _choice("missing", "always", "never"), WithJsonSchema({"enum": ["missing", "always", "never"]})] = Field(
+        default="missing", description="When the image is pulled before a start."
+    )
+    pull_timeout: Positive = Field(default=1800.0, description="Longest pull; it does not count as start.")
+    gpus: Annotated[str, _choice("auto", "cdi", "flag", "none"), WithJsonSchema({"enum": ["auto", "cdi", "flag", "none"]})] = Field(
+        default="auto", description="How NVIDIA GPUs are handed in: by CDI name, by docker's --gpus, or not at all; auto fits the runtime."
+    )
+    shm_size: Need | None = Field(default=None, description="Size of /dev/shm; default what the engine is known to need.")
 
 
 _ENGINES = ("llama_server", "vllm", "sglang", "tei", "generic")

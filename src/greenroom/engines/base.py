@@ -27,6 +27,19 @@ class DeviceRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Box:
+    """The container that a launch makes, for whoever has to find, stop and remove it."""
+
+    runtime: str  # podman | docker
+    name: str
+    image: str
+    labels: tuple[tuple[str, str], ...] = ()
+    options: tuple[str, ...] = ()  # the rest of its `run` command, image and command included
+    pull: str = "missing"  # missing | always | never
+    pull_s_max: float = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """A command ready to be executed: no shell, ports and devices filled in."""
 
@@ -39,6 +52,7 @@ class Launch:
     term_again_s: float | None = None  # it may lose a TERM: say it again after this long, until it is gone
     detached: bool = False  # a container client: the engine is not in our process tree
     secrets: tuple[str, ...] = ()  # values never to be shown (masked in logs and status)
+    box: Box | None = None  # the container it makes, when greenroom makes one
 
 
 @dataclass(frozen=True, slots=True)

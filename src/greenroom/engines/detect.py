@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from greenroom.config.model import ModelConfig
 from greenroom.engines.base import Engine, Identity
@@ -24,26 +25,42 @@ IMAGES: tuple[tuple[re.Pattern[str], type[Generic]], ...] = (
     (re.compile(r"sglang"), Sglang),
     (re.compile(r"text-embeddings-inference"), Tei),
 )
+# the program that an image of this engine starts by itself
+ENTRIES: Mapping[str, tuple[str, ...]] = {
+    "vllm": ("vllm", "serve"),
+    "llama_server": ("llama-server",),
+    "sglang": ("sglang", "serve"),
+    "tei": ("text-embeddings-router",),
+    "generic": ("image",),
+}
 
 
 def describe(config: ModelConfig) -> Engine:
     """The engine of one model.  Raises ValueError when the config names an engine that does not exist."""
+    inner, own_entry = _inner(config)
+    return inner if config.container is None else Containerized(inner, own_entry)
+
+
+def _inner(config: ModelConfig) -> tuple[Generic, int]:
+    """The dialect, and how many words were put before a command that begins with a flag: the image's own entry point."""
     dialect = _dialect(config)
-    inner = dialect(config)
-    return Containerized(inner) if config.container is not None else inner
+    if config.container is None or not config.argv[:1] or not config.argv[0].startswith("-"):
+        return dialect(config), 0
+    entry = ENTRIES[dialect.kind]
+    return dialect(replace(config, argv=(*entry, *config.argv))), len(entry)
 
 
 def devices_count(config: ModelConfig) -> int:
     """Devices one instance takes: what the config says, else what the flags ask for, else 1."""
     if config.devices_count > 1:
         return config.devices_count
-    return _dialect(config)(config).devices_count() or 1
+    return _inner(config)[0].devices_count() or 1
 
 
 def identity(config: ModelConfig) -> Identity:
     """What a learned footprint is keyed by: the model files (size, time), and the command with its environment."""
     files = []
-    for path in _dialect(config)(config).files():
+    for path in _inner(config)[0].files():
         try:
             stat = path.stat()
         except OSError:
@@ -62,7 +79,13 @@ def _dialect(config: ModelConfig) -> type[Generic]:
         if dialect is None:
             raise ValueError(f"{config.id}: there is no engine {config.engine!r}; write one of {', '.join(sorted(DIALECTS))}")
         return dialect
+    if config.container is not None and config.argv[:1] and config.argv[0].startswith("-"):
+        return _by_image(config.container.image)
     return _by_command(unwrap(config.argv))
+
+
+def _by_image(image: str) -> type[Generic]:
+    return next((dialect for pattern, dialect in IMAGES if pattern.search(image)), Generic)
 
 
 def _by_command(command: Unwrapped) -> type[Generic]:
@@ -70,7 +93,7 @@ def _by_command(command: Unwrapped) -> type[Generic]:
     if not argv:
         return Generic
     if command.client:
-        return next((dialect for pattern, dialect in IMAGES if pattern.search(argv[0])), Generic)
+        return _by_image(argv[0])
     name = basename(argv[0])
     if LLAMA.match(name) or (name == "llama" and "serve" in argv[1:2]):
         return LlamaServer

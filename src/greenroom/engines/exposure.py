@@ -27,6 +27,17 @@ def published(words: Sequence[str]) -> str:
     return ""
 
 
+def volumes(words: Sequence[str]) -> tuple[str, ...]:
+    """The mounts among container arguments, as `host:container[:options]`."""
+    found = []
+    for option, word in zip(("", *words), words, strict=False):
+        if word.startswith("--volume="):
+            found.append(word.removeprefix("--volume="))
+        elif option in ("-v", "--volume"):
+            found.append(word)
+    return tuple(found)
+
+
 def handed_in(words: Sequence[str], variable: str, env: Mapping[str, str]) -> str | None:
     """A variable among container arguments (`-e NAME=VALUE`, or `-e NAME` taken from `env`); None = not handed in."""
     found = None

@@ -216,11 +216,11 @@ class Generic:
 
     def _hub_cache(self) -> Path | None:
         if (folder := self.hub_folder()) is not None:
-            return self.host_path(folder)
+            return self.host_path(folder, unmounted=False)
         # What greenroom itself has in its environment reaches a process, not a container.
         inside = self.config.container is not None
         values = {name: self.given(name) or ("" if inside else os.environ.get(name, "")) for name in weights.CACHE_VARIABLES}
-        return self.host_path(weights.hub_cache(values, "/root" if inside else "~"))
+        return self.host_path(weights.hub_cache(values, "/root" if inside else "~"), unmounted=False)
 
     def all_weights_mib(self, estimate: Estimate) -> int:
         """All its weights, or what bounds them while they are not on this host."""
@@ -387,13 +387,17 @@ class Generic:
         search = self.env.get("PATH")
         return bool(shutil.which(program, path=search)) or bool(PYTHON.match(program) and shutil.which(program))
 
-    def host_path(self, text: str) -> Path | None:
-        """Where a path of the command lies on this host; None when only the container knows."""
+    def host_path(self, text: str, *, unmounted: bool = True) -> Path | None:
+        """Where a path of the command lies on this host; None when only the container knows.
+
+        `unmounted`: a path that no volume of its container holds, and that is here, is meant to be handed in.
+        """
         path = Path(text).expanduser()
         if self.command.client:
             return None
-        if self.config.container is not None:
-            return _mounted(path, self.config.container.volumes)
+        if (container := self.config.container) is not None:
+            found = mounted(path, (*container.volumes, *exposure.volumes(container.args)))
+            return path if found is None and unmounted and path.is_absolute() and path.exists() else found
         return path if path.is_absolute() else Path(self.config.cwd or Path.cwd()) / path
 
     def metrics_call(self) -> Call | None:
@@ -423,7 +427,8 @@ def _first_key(path: Path | None) -> str:
     return next((line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
 
 
-def _mounted(path: Path, volumes: Sequence[str]) -> Path | None:
+def mounted(path: Path, volumes: Sequence[str]) -> Path | None:
+    """Where a path inside a container lies on this host; None when no volume holds it."""
     for volume in volumes:
         source, _, rest = volume.partition(":")
         target = Path(rest.partition(":")[0] or source)

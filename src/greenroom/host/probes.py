@@ -234,7 +234,7 @@ class _Waiting:
     def _is_ours(self, host: str) -> bool:
         """Proof that the listener belongs to this engine, asked until it is given once and again when it is ready."""
         if self.process.launch.detached or self.owned:
-            return True  # a container's port is held by its runtime
+            return self.process.up  # a container's port is held by its runtime, from before it runs
         answer = ports.owner_is(self.port, (self.process.pid,), host)
         if answer is False:
             answer = ports.owner_is(self.port, self.process.tree(), host)

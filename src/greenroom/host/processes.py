@@ -18,8 +18,9 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from greenroom.engines.base import Launch
+from greenroom.engines.base import Ending, Launch
 from greenroom.host.exits import open_pidfd, wait_exited
 from greenroom.host.logs import LogRing
 from greenroom.host.proctable import (
@@ -83,10 +84,13 @@ class StopOutcome:
     unkillable: bool
     took_s: float
     exit: Exit | None
+    ending: Ending | None = None  # what is known beside its log: of a container, by its runtime
 
 
 class Process:
     """One running engine and all its descendants.  Always `stop` it in the end, even after it ended by itself."""
+
+    up = True  # False: a container that was not seen to run yet; who answers on its port may be a stranger
 
     def __init__(
         self, child: subprocess.Popen[bytes], output: int, *, launch: Launch, token: str, log: LogRing, supervisor: Supervisor | None
@@ -151,6 +155,10 @@ class Process:
         """Every live pid of this engine.  Reaps its orphans on the way.  One pass over /proc (about 1 ms for 100 processes)."""
         return frozenset(entry.pid for entry in self._scan())
 
+    async def gone(self) -> bool:
+        """Whether one that would not die has died after all."""
+        return not self.tree()
+
     async def tree_gone(self, timeout_s: float) -> bool:
         """True as soon as nothing of the engine runs and nothing is left to reap; False after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
@@ -188,8 +196,8 @@ class Process:
     def _scan(self) -> list[Entry]:
         self._check_exit()
         table = snapshot()
-        _reap_orphans(table)
-        if self.exited and not any(entry.session == self.pid for entry in table.values()):
+        reap_orphans(table)
+        if self.exit is not None and not any(entry.session == self.pid for entry in table.values()):
             self._session_over = True  # from here on its number may be given to a stranger
         self._orphan_exit = next((_orphan_exits[each] for each in self._seen if each in _orphan_exits), self._orphan_exit)
         roots = [pid for pid, entry in table.items() if self._is_root(entry)]
@@ -224,11 +232,11 @@ class Process:
 
     def _poll_exit(self) -> None:
         self._check_exit()
-        if not self.exited:
+        if self.exit is None:
             self._loop.call_later(EXIT_POLL_S, self._poll_exit)
 
     def _check_exit(self) -> None:
-        if self.exited or (returncode := self._child.poll()) is None:
+        if self.exit is not None or (returncode := self._child.poll()) is None:
             return
         self._drain()  # its last words first: whoever waits for the exit wants to read them
         self.exit = Exit.of(returncode)
@@ -282,12 +290,20 @@ class Process:
 # ---------------------------------------------------------------------------------------------------------- spawn
 
 
+SomeProcess = TypeVar("SomeProcess", bound=Process)
+
+
 async def spawn(launch: Launch, *, token: str, log: LogRing, supervisor: Supervisor | None = None) -> Process:
     """Start an engine in its own session; it dies with this process.  `token` must be unique: its descendants are found by it.
 
     Call it on the thread that lives as long as the program (the event loop's): the kernel ties the death signal to the thread.
     Raises SpawnError.
     """
+    return await spawn_as(Process, launch, token=token, log=log, supervisor=supervisor)
+
+
+async def spawn_as(kind: type[SomeProcess], launch: Launch, *, token: str, log: LogRing, supervisor: Supervisor | None) -> SomeProcess:
+    """`spawn` for another kind of process."""
     _become_reaper()
     output, inlet = os.pipe2(os.O_CLOEXEC)
     try:
@@ -302,7 +318,7 @@ async def spawn(launch: Launch, *, token: str, log: LogRing, supervisor: Supervi
     _started.add(child.pid)
     if supervisor is not None:
         supervisor.add(child.pid)
-    return Process(child, output, launch=launch, token=token, log=log, supervisor=supervisor)
+    return kind(child, output, launch=launch, token=token, log=log, supervisor=supervisor)
 
 
 def _start(launch: Launch, inlet: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -334,6 +350,10 @@ def _die_with(parent: int) -> Callable[[], None]:
 def _environment(launch: Launch, token: str, supervisor: Supervisor | None) -> dict[str, str]:
     environment = {**os.environ, **launch.env, INSTANCE_KEY.decode(): token}
     environment.pop(SUPERVISOR_KEY.decode(), None)
+    if launch.box is not None:
+        # What a runtime leaves running for all its containers must not look like a part of this engine.
+        del environment[INSTANCE_KEY.decode()]
+        return environment
     if supervisor is not None:
         environment[SUPERVISOR_KEY.decode()] = supervisor.marker
     return environment
@@ -376,7 +396,7 @@ def _prints_to(pid: int, pipe: str) -> bool:
     return False
 
 
-def _reap_orphans(table: dict[int, Entry]) -> None:
+def reap_orphans(table: dict[int, Entry]) -> None:
     """Reap dead children we did not start.  Those of other libraries in this process live in our own session: not touched."""
     own = os.getpid()
     own_session = os.getsid(0)
@@ -411,7 +431,7 @@ async def stop(
     began_at = time.monotonic()
     killed = unkillable = False
     if process.tree():
-        if not (stop_argv and await _run_stop_command(process, stop_argv, grace_s, on_signal)):
+        if not (stop_argv and await run_stop_command(process, stop_argv, grace_s, on_signal)):
             on_signal("TERM")
             process.send(signal.SIGTERM)
         if not await _gone_in_time(process, began_at + grace_s, on_signal):
@@ -434,7 +454,7 @@ async def _gone_in_time(process: Process, deadline: float, on_signal: Callable[[
     return await process.tree_gone(0.0)
 
 
-async def _run_stop_command(process: Process, stop_argv: Sequence[str], grace_s: float, on_signal: Callable[[str], None]) -> bool:
+async def run_stop_command(process: Process, stop_argv: Sequence[str], grace_s: float, on_signal: Callable[[str], None]) -> bool:
     """False when it could not be run or failed: then TERM is next.  It belongs to the tree, so a hanging one is killed with it."""
     argv = tuple(item.replace("${PID}", str(process.pid)) for item in stop_argv)
     on_signal("stop command")

@@ -24,6 +24,7 @@ from greenroom.config.load import load_config
 from greenroom.config.model import Config
 from greenroom.control.app import READERS, make_app, start_control
 from greenroom.core.facts import Tell
+from greenroom.host.containers import Docks
 from greenroom.host.gpus import GpuError, GpuInfo, Gpus
 from greenroom.host.logs import LogRing
 from greenroom.host.supervisor import Supervisor, end_leftovers, start_watcher
@@ -142,6 +143,8 @@ class GreenroomServer:
             found, left = await end_leftovers(supervisor)
             if found:
                 log.warning("%d processes of an earlier run were ended%s", len(found), f", {len(left)} are still there" if left else "")
+            self._docks = Docks(supervisor.home, self.home / "runtimes")
+            await self._end_containers()
             return await self._serve(supervisor, learned)
         finally:
             learned.close()
@@ -155,6 +158,14 @@ class GreenroomServer:
 
     # ------------------------------------------------------------------ startup
 
+    async def _end_containers(self) -> None:
+        runtimes = {model.container.runtime for model in self.config.models if model.container is not None}
+        count, troubles = await self._docks.end_leftovers(runtimes)
+        if count:
+            log.warning("%d containers of an earlier run were ended", count)
+        for trouble in troubles:
+            log.warning("%s", trouble)
+
     async def _serve(self, supervisor: Supervisor, learned: Footprints) -> int:
         self._learned = learned
         self.found = self._find_gpus()
@@ -167,6 +178,7 @@ class GreenroomServer:
             log_dir=self.home / "logs",
             release_s_max=plan.setup.policy.room_wait_s,
             echo=self._echo(self.config),
+            docks=self._docks,
         )
         self.shell = Shell(plan.setup, self.crew)
         self.feed = EventFeed(self.shell.clock, int(time.time() * 1000))

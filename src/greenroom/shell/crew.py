@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -17,8 +18,10 @@ from pathlib import Path
 from greenroom.config.model import ModelConfig
 from greenroom.core.facts import Cause, InstanceReported, MemoryMeasured, Sleep, Start, State, Stop, Verify, Wake
 from greenroom.engines.base import DeviceRef, Engine, Launch
+from greenroom.engines.container import PORT_TAKEN, owned
 from greenroom.engines.oom import ran_out
 from greenroom.host.calls import Line
+from greenroom.host.containers import BoxError, Contained, Docks, spawn_contained, stop_contained
 from greenroom.host.gpus import GpuError, Gpus, GpuSample
 from greenroom.host.logs import LogRing
 from greenroom.host.memory import tree_mib, unmapped_mib
@@ -128,6 +131,17 @@ class Attempt:
     called_off: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
     report: InstanceReported | None = None  # how it ended, where it had been called off
+    pulling: Process | None = None  # what fetches its image
+
+    def call_off(self) -> None:
+        self.called_off = True
+        if self.pulling is not None:
+            self.pulling.send(signal.SIGKILL)
+
+    def pulls(self, process: Process | None) -> None:
+        self.pulling = process
+        if self.called_off:
+            self.call_off()
 
 
 class HostCrew:
@@ -143,6 +157,7 @@ class HostCrew:
         clock: Callable[[], float] = time.monotonic,
         release_s_max: float = RELEASE_S_MAX,
         echo: Callable[[str, Sequence[str]], None] | None = None,
+        docks: Docks | None = None,
     ) -> None:
         self.stage = stage
         self.running: dict[str, Running] = {}
@@ -150,6 +165,7 @@ class HostCrew:
         self.logs: dict[str, LogRing] = {}
         self._gpus = gpus
         self._supervisor = supervisor
+        self._docks = docks or Docks("" if supervisor is None else supervisor.home)
         self._log_dir = log_dir
         self._clock = clock
         self._release_s_max = release_s_max
@@ -182,13 +198,17 @@ class HostCrew:
 
     async def _try(self, action: Start, engine: Engine, attempt: Attempt) -> InstanceReported | None:
         """As `start`; None when it was stopped by order, and that stop reports."""
-        began_at = self._clock()
+        began_at: float | None = None  # not before its image is here: a pull is no start
         for tries_left in reversed(range(PORT_TRIES_MAX)):
             try:
-                running = await self._spawn(action, engine)
-            except (SpawnError, PortError) as exc:
-                cause = Cause.MISCONFIGURED if isinstance(exc, SpawnError) else Cause.EXITED
-                return self._failed(action, cause, str(exc))
+                launch = await self._prepare(action, engine, attempt)
+                began_at = self._clock() if began_at is None else began_at
+                running = await self._spawn(action, engine, launch)
+            except (SpawnError, PortError, BoxError) as exc:
+                if isinstance(exc, BoxError) and attempt.called_off:
+                    return None
+                lacking = isinstance(exc, SpawnError) or (isinstance(exc, BoxError) and exc.lacking)
+                return self._failed(action, Cause.MISCONFIGURED if lacking else Cause.EXITED, str(exc))
             if attempt.called_off:
                 return None  # while it was spawned: it is ended by the stop that waits for us
             try:
@@ -198,7 +218,8 @@ class HostCrew:
                 if running.stopping:
                     return None
                 report = await self._not_ready(running, exc)
-                if not exc.port_taken or not tries_left or attempt.called_off:
+                port_taken = exc.port_taken or (launch.box is not None and PORT_TAKEN.search(report.why))
+                if not port_taken or not tries_left or attempt.called_off:
                     return report
                 continue
             unfit, why = await self._prepare_sleep(running)
@@ -245,17 +266,34 @@ class HostCrew:
             unfit_levels=unfit,
         )
 
-    async def _spawn(self, action: Start, engine: Engine) -> Running:
+    async def _prepare(self, action: Start, engine: Engine, attempt: Attempt) -> Launch:
+        """Its command, and what that needs before it can run.  The port is taken from now on."""
         refs = tuple(self.stage.devices[name] for name in action.devices)
         port = self._choose_port(action.model, engine)
-        launch = engine.launch(port, refs, action.generation)
+        launch = owned(engine.launch(port, refs, action.generation), self._docks.home)
+        if launch.box is None:
+            return launch
+        self._ports.add(launch.port)
+        ring = self._ring(action.model, engine, launch.secrets)
+        try:
+            await self._docks.prepare(launch.box, ring, supervisor=self._supervisor, pulling=attempt.pulls)
+            if attempt.called_off:
+                raise BoxError("called off while its container was made ready")
+        except BoxError:
+            self._ports.discard(launch.port)
+            raise
+        return launch
+
+    async def _spawn(self, action: Start, engine: Engine, launch: Launch) -> Running:
+        refs, port = tuple(self.stage.devices[name] for name in action.devices), launch.port
         ring = self._ring(action.model, engine, launch.secrets)
         ring.note(f"[greenroom: start {action.generation} on {', '.join(action.devices)}, port {launch.port}]")
         token = f"{action.generation}-{os.getpid()}-{port}-{int(self._clock() * 1e6):x}"
         self._ports.add(launch.port)  # before it is bound: another start must not choose it
         phases = Phases(ring, engine, self._clock)
         try:
-            process = await spawn(launch, token=token, log=ring, supervisor=self._supervisor)
+            start = spawn if launch.box is None else spawn_contained
+            process: Process = await start(launch, token=token, log=ring, supervisor=self._supervisor)
         except SpawnError:
             self._ports.discard(launch.port)
             phases.close()
@@ -302,13 +340,16 @@ class HostCrew:
 
     async def _until_ready(self, running: Running, began_at: float) -> None:
         config = running.engine.config
-        ready = await wait_ready(
-            (running.launch.host, running.port),
-            running.engine.readiness(),
-            process=running.process,
-            timeout_s=config.start_s_max,
-            progress_counts=config.progress_counts,
-            clock=self._clock,
+        ready, _ = await asyncio.gather(
+            wait_ready(
+                (running.launch.host, running.port),
+                running.engine.readiness(),
+                process=running.process,
+                timeout_s=config.start_s_max,
+                progress_counts=config.progress_counts,
+                clock=self._clock,
+            ),
+            _learn(running.process),
         )
         running.host = ready.host
 
@@ -318,10 +359,10 @@ class HostCrew:
         ended_by_itself = running.process.exited
         code = running.process.exit.code if running.process.exit is not None else None
         running.stopping = True
-        outcome = await stop(running.process, grace_s=config.stop_s_max, stop_argv=(), on_signal=self._note_signal(running))
+        outcome = await self._stop(running, config.stop_s_max)
         cause, why, wanted = exc.cause, exc.why, None
         if ended_by_itself:
-            ending = running.engine.ending(code, last_words(running))
+            ending = outcome.ending or running.engine.ending(code, last_words(running))
             cause, why, wanted = ending.cause, ending.summary, ending.wanted_mib
         return await self._gone(running, outcome, cause, why, code, wanted_mib=wanted)
 
@@ -335,7 +376,7 @@ class HostCrew:
         began_at = self._clock()
         attempt = self._attempts.get(action.model)
         if attempt is not None and attempt.generation == action.generation:
-            attempt.called_off = True
+            attempt.call_off()
             running = self._current(action.model, action.generation)
             if running is None or running.stopping:  # between two processes, or its failed one is being ended
                 await attempt.over.wait()
@@ -349,11 +390,15 @@ class HostCrew:
             return None  # it broke meanwhile: whoever ends it reports
         running.stopping = True
         config = self.config_of(running)
-        outcome = await stop(
-            running.process, grace_s=config.stop_s_max, stop_argv=running.launch.stop_argv, on_signal=self._note_signal(running)
-        )
+        outcome = await self._stop(running, config.stop_s_max, running.launch.stop_argv)
         code = outcome.exit.code if outcome.exit is not None else None
         return await self._gone(running, outcome, Cause.NONE, "", code, began_at=began_at)
+
+    async def _stop(self, running: Running, grace_s: float, stop_argv: tuple[str, ...] = ()) -> StopOutcome:
+        on_signal = self._note_signal(running)
+        if isinstance(running.process, Contained):
+            return await stop_contained(running.process, grace_s=grace_s, stop_argv=stop_argv, on_signal=on_signal)
+        return await stop(running.process, grace_s=grace_s, stop_argv=stop_argv, on_signal=on_signal)
 
     async def _gone(
         self,
@@ -369,7 +414,7 @@ class HostCrew:
         """The one end of every engine: its memory back, its port free, its cards looked at without it."""
         if outcome.unkillable:
             self._forget(running)
-            return self._unkillable(running)
+            return self._unkillable(running, outcome)
         leaked = await self._wait_released(running)
         self._forget(running)
         if leaked and cause is Cause.NONE and not why:
@@ -388,16 +433,18 @@ class HostCrew:
             samples=await self._cards_of(running),
         )
 
-    def _unkillable(self, running: Running) -> InstanceReported:
+    def _unkillable(self, running: Running, outcome: StopOutcome) -> InstanceReported:
         self._strays.append(running)
         why = f"pid {running.process.pid} does not end even after SIGKILL; its memory stays booked until it is gone"
+        if outcome.ending is not None:
+            why = outcome.ending.summary
         return InstanceReported(self._clock(), running.model, running.generation, State.STOPPED, cause=Cause.UNKILLABLE, why=why)
 
     async def wait_strays(self) -> list[InstanceReported]:
         """Engines that would not die, and have died after all."""
         reports = []
         for running in list(self._strays):
-            if not running.process.tree():
+            if await running.process.gone():
                 self._strays.remove(running)
                 running.process.close()
                 reports.append(InstanceReported(self._clock(), running.model, running.generation, State.STOPPED))
@@ -602,11 +649,11 @@ class HostCrew:
         grace_s = STALLED_GRACE_S if cause is Cause.STALLED else min(STALLED_GRACE_S, self.config_of(running).stop_s_max)
         code = running.process.exit.code if running.process.exit is not None else None
         lines = last_words(running)
-        outcome = await stop(running.process, grace_s=grace_s, stop_argv=(), on_signal=self._note_signal(running))
+        outcome = await self._stop(running, grace_s)
         if not why and not outcome.unkillable:
             exit_code = code if code is not None else (outcome.exit.code if outcome.exit is not None else None)
             signal_code = -outcome.exit.signal if exit_code is None and outcome.exit is not None and outcome.exit.signal else exit_code
-            ending = running.engine.ending(signal_code, last_words(running) or lines)
+            ending = outcome.ending or running.engine.ending(signal_code, last_words(running) or lines)
             cause, why, code = ending.cause, ending.summary, signal_code
         return await self._gone(running, outcome, cause, running.process.log.masked(why), code)  # it may quote an answer
 
@@ -614,7 +661,7 @@ class HostCrew:
         """Shutdown: every engine that still runs is ended at once, and one that is just being spawned as soon as it is there."""
         attempts = list(self._attempts.values())
         for attempt in attempts:
-            attempt.called_off = True
+            attempt.call_off()
         await self._end_now(list(self.running.values()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_ALL_GRACE_S):
@@ -625,12 +672,7 @@ class HostCrew:
     async def _end_now(self, everyone: Sequence[Running]) -> None:
         for running in everyone:
             running.stopping = True
-        await asyncio.gather(
-            *(
-                stop(running.process, grace_s=END_ALL_GRACE_S, stop_argv=running.launch.stop_argv, on_signal=self._note_signal(running))
-                for running in everyone
-            )
-        )
+        await asyncio.gather(*(self._stop(running, END_ALL_GRACE_S, running.launch.stop_argv) for running in everyone))
         for running in everyone:
             self._forget(running)
 
@@ -685,6 +727,12 @@ class HostCrew:
 def held_mib(running: Running, pids: frozenset[int]) -> int:
     """MiB of host RAM an engine holds; while it sleeps its copy may lie in memory that is in no process's address space."""
     return tree_mib(pids) + (unmapped_mib(pids) if running.asleep else 0)
+
+
+async def _learn(process: Process) -> None:
+    """Of a container: which processes are its own, while it starts; what they take is its, not a stranger's."""
+    if isinstance(process, Contained):
+        await process.learn()
 
 
 async def _blind(refs: Sequence[DeviceRef]) -> tuple[MemoryMeasured, ...]:

@@ -1,0 +1,544 @@
+"""Containers on this host: asking their runtime, following them, ending them exactly, and what earlier runs have left.
+
+An engine in a container is two things: the client that we start (`podman run`, `docker run`) and the container, which
+lives and dies apart from it.  A `Contained` is both: it has ended when the container has.
+Every question to a runtime is bounded; one that does not answer costs that time and a sentence, nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from greenroom.core.facts import Cause
+from greenroom.engines import container as words
+from greenroom.engines.base import Box, Ending, Launch
+from greenroom.engines.container import BoxState, Listed
+from greenroom.host.exits import wait_exited
+from greenroom.host.logs import LogRing
+from greenroom.host.processes import (
+    KILL_S_MAX,
+    Exit,
+    Process,
+    SpawnError,
+    StopOutcome,
+    reap_orphans,
+    run_stop_command,
+    spawn,
+    spawn_as,
+    stop,
+)
+from greenroom.host.proctable import Entry, Identity, descendants, read_entry, send_signal, snapshot
+from greenroom.host.supervisor import Supervisor
+
+ASK_S_MAX = 10.0  # one question to a runtime
+ASKERS_MAX = 8  # at once
+ANSWER_BYTES_MAX = 4 * 1024 * 1024
+SAID_CHARS_MAX = 400
+STOP_SLACK_S = 5.0  # what a runtime needs for a stop beside the grace
+CLIENT_S_MAX = 3.0  # for a client to see that its container has gone
+SETTLE_S = 0.5  # a client that was killed while it made a container: what it asked for last may still come
+LOOK_S_MIN, LOOK_S_MAX = 0.05, 0.5  # pauses between looks at a container that is to come or to go
+OUTLIVED_S = 2.0  # a client that ended by itself is believed: its container goes within this time
+SILENT_S_MAX = 20.0  # how long a runtime may be away (a restart of its service) while an engine of it runs
+FOLLOW_PAUSE_S = 1.0
+BACKLOG_S = 1.0  # of its log that is shown again when its client was lost: rather twice than never
+LEFTOVER_GRACE_S = 1
+LEFTOVERS_S_MAX = 30.0
+STRAY_LOOK_S = 5.0
+
+_askers = ThreadPoolExecutor(ASKERS_MAX, thread_name_prefix="runtime")
+
+
+class RuntimeSilent(Exception):
+    """A runtime does not answer, or not in a way that can be understood; one sentence."""
+
+
+class BoxError(Exception):
+    """A container cannot be started; one sentence.  `lacking`: not before somebody does something about it."""
+
+    def __init__(self, why: str, *, lacking: bool = False) -> None:
+        super().__init__(why)
+        self.lacking = lacking
+
+
+# -------------------------------------------------------------------------------------------------------------- asking
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a short command said.  `code` None: it had to be ended, or could not be run (then `err` says why)."""
+
+    code: int | None
+    out: str
+    err: str
+
+    @property
+    def said(self) -> str:
+        return words.telling([*self.out.splitlines(), *self.err.splitlines()])[:SAID_CHARS_MAX]
+
+
+async def ask(argv: Sequence[str], limit_s: float = ASK_S_MAX) -> Answer:
+    """Run a command that ends soon; it is killed after `limit_s`."""
+    return await asyncio.get_running_loop().run_in_executor(_askers, _run, tuple(argv), limit_s)
+
+
+def _run(argv: tuple[str, ...], limit_s: float) -> Answer:
+    # Memory files and no pipes: a helper that a runtime leaves behind may hold its output open for ever.
+    out, err = os.memfd_create("out", os.MFD_CLOEXEC), os.memfd_create("err", os.MFD_CLOEXEC)
+    try:
+        try:
+            # A group of its own, so that Ctrl-C in the terminal does not hit it; our session, so that nobody else reaps it.
+            child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, process_group=0)
+        except OSError as exc:
+            return Answer(None, "", f"{argv[0]} cannot be run: {exc.strerror}")
+        code: int | None
+        try:
+            code = child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            code = None
+        said = _read(err)
+        return Answer(code, _read(out), said if code is not None else f"{said}\n{' '.join(argv[:2])} did not answer within {limit_s:g} s")
+    finally:
+        os.close(out)
+        os.close(err)
+
+
+def _read(handle: int) -> str:
+    return os.pread(handle, ANSWER_BYTES_MAX, 0).decode("utf-8", "replace")
+
+
+async def state_of(box: Box, limit_s: float = ASK_S_MAX) -> BoxState | None:
+    """The container now; None when there is none of that name.  Raises RuntimeSilent."""
+    answer = await ask(words.inspect_argv(box.runtime, box.name), limit_s)
+    if answer.code == 0:
+        try:
+            return words.parse_state(answer.out)
+        except (ValueError, TypeError, AttributeError) as exc:
+            raise RuntimeSilent(f"{box.runtime} inspect answered what cannot be understood ({exc})") from exc
+    if answer.code is not None and words.ABSENT.search(answer.err):
+        return None
+    raise RuntimeSilent(_silent(box.runtime, answer))
+
+
+def _silent(runtime: str, answer: Answer) -> str:
+    said = answer.said or f"exit code {answer.code}"
+    return f"{runtime} does not do its work: {said}{words.advice(runtime, said)}"
+
+
+async def remove(runtime: str, *names: str, limit_s: float = ASK_S_MAX) -> str:
+    """Kill and remove; what the runtime had against it, or ""."""
+    await ask(words.kill_argv(runtime, *names), limit_s)
+    answer = await ask(words.remove_argv(runtime, *names), limit_s)
+    return "" if answer.code == 0 or words.ABSENT.search(answer.err) else answer.said or f"exit code {answer.code}"
+
+
+# ----------------------------------------------------------------------------------------------------- before a start
+
+
+class Docks:
+    """The container runtimes of one greenroom: what earlier runs left in them, and images.
+
+    `home` is the mark of the state directory (`Supervisor.home`); `record` a file that names the runtimes ever used.
+    """
+
+    def __init__(self, home: str = "", record: Path | None = None) -> None:
+        self.home = home
+        self._record = record
+        self._used = _read_record(record)
+        self._clear: set[str] = set()
+        self._clearing = asyncio.Lock()
+
+    async def end_leftovers(self, runtimes: Iterable[str]) -> tuple[int, list[str]]:
+        """End the containers that earlier runs on this state directory left; how many, and sentences about what could not be done."""
+        wanted = sorted({*runtimes, *self._used})
+        told = await asyncio.gather(*(self._end_leftovers(runtime) for runtime in wanted))
+        return sum(count for count, _ in told), [why for _, why in told if why]
+
+    async def _end_leftovers(self, runtime: str) -> tuple[int, str]:
+        if shutil.which(runtime) is None:
+            why = f"{runtime} was not found on PATH, so containers of an earlier run may be left in it; they may still hold memory"
+            return 0, why if runtime in self._used else ""
+        try:
+            async with asyncio.timeout(LEFTOVERS_S_MAX):
+                count = await self._end_all(runtime)
+        except (RuntimeSilent, TimeoutError) as exc:
+            why = str(exc) or f"{runtime} did not end them within {LEFTOVERS_S_MAX:g} s"
+            return 0, f"containers of an earlier run may be left, and may still hold memory: {why}"
+        self._clear.add(runtime)
+        return count, ""
+
+    async def _end_all(self, runtime: str) -> int:
+        found = await self._left(runtime)
+        if not found:
+            return 0
+        ids = [each.id for each in found]
+        await ask((runtime, "stop", "-t", str(LEFTOVER_GRACE_S), *ids), LEFTOVER_GRACE_S + ASK_S_MAX)
+        said = await remove(runtime, *ids)
+        if left := await self._left(runtime):
+            raise RuntimeSilent(f"{runtime} does not remove {', '.join(each.name for each in left)}: {said or 'it did not say why'}")
+        return len(found)
+
+    async def _left(self, runtime: str) -> tuple[Listed, ...]:
+        answer = await ask(words.list_argv(runtime, self.home))
+        if answer.code != 0:
+            raise RuntimeSilent(_silent(runtime, answer))
+        try:
+            return words.parse_list(answer.out)
+        except (ValueError, AttributeError) as exc:
+            raise RuntimeSilent(f"{runtime} ps answered what cannot be understood ({exc})") from exc
+
+    async def prepare(self, box: Box, log: LogRing, *, supervisor: Supervisor | None, pulling: Callable[[Process | None], None]) -> None:
+        """Nothing of an earlier run is left there, the name is free, the image is here.  Raises BoxError.
+
+        `pulling` is told of the process that pulls (None: it is over); killing it calls the pull off.
+        """
+        self._remember(box.runtime)
+        # One at a time: what the first has started since is no leftover.
+        async with self._clearing:
+            if box.runtime not in self._clear and (why := (await self._end_leftovers(box.runtime))[1]):
+                raise BoxError(why)
+        try:
+            _, here = await asyncio.gather(self._free_name(box), _has_image(box))
+        except RuntimeSilent as exc:
+            raise BoxError(str(exc)) from exc
+        if words.TRANSPORT.match(box.image) or (here and box.pull != "always"):
+            return
+        if box.pull == "never":
+            raise BoxError(
+                f"the image {box.image} is not here, and `pull: never` forbids to fetch it; `{box.runtime} pull {box.image}`", lacking=True
+            )
+        await _pull(box, log, supervisor, pulling)
+
+    async def _free_name(self, box: Box) -> None:
+        state = await state_of(box)
+        if state is None:
+            return
+        if state.home != self.home:
+            raise BoxError(
+                f"the name {box.name} is taken by a container that is not greenroom's; remove it (`{box.runtime} rm --force {box.name}`)"
+            )
+        if (said := await remove(box.runtime, box.name)) and await state_of(box) is not None:
+            raise BoxError(f"{box.name} is left from an earlier run and cannot be removed: {said}")
+
+    def _remember(self, runtime: str) -> None:
+        if runtime in self._used:
+            return
+        self._used.add(runtime)
+        if self._record is not None:
+            # A disk that is full must not keep an engine from starting; the configuration names the runtime too.
+            with contextlib.suppress(OSError):
+                self._record.write_text("".join(f"{each}\n" for each in sorted(self._used)))
+
+
+def _read_record(record: Path | None) -> set[str]:
+    try:
+        return set(record.read_text().split()) if record is not None else set()
+    except (OSError, UnicodeDecodeError):
+        return set()
+
+
+async def _has_image(box: Box) -> bool:
+    if words.TRANSPORT.match(box.image):
+        return True
+    answer = await ask(words.image_argv(box.runtime, box.image))
+    if answer.code is None or (answer.code != 0 and not words.ABSENT.search(answer.err)):
+        raise RuntimeSilent(_silent(box.runtime, answer))
+    return answer.code == 0
+
+
+async def _pull(box: Box, log: LogRing, supervisor: Supervisor | None, pulling: Callable[[Process | None], None]) -> None:
+    log.note(f"[greenroom: {box.runtime} pulls {box.image}]")
+    heard: list[str] = []
+    undo = log.listen(heard.extend)
+    launch = Launch(words.pull_argv(box.runtime, box.image), {}, "127.0.0.1", 0)
+    try:
+        process = await spawn(launch, token=f"pull-{box.name}-{time.monotonic_ns():x}", log=log, supervisor=supervisor)
+        pulling(process)
+        try:
+            async with asyncio.timeout(box.pull_s_max):
+                result = await process.wait()
+        finally:
+            pulling(None)
+            await stop(process, grace_s=0.0, on_signal=lambda _: None)
+    except SpawnError as exc:
+        raise BoxError(str(exc)) from exc
+    except TimeoutError:
+        raise BoxError(
+            f"the image {box.image} was not pulled within {box.pull_s_max:g} s (container.pull_timeout); raise it, or pull it beforehand"
+        ) from None
+    finally:
+        undo()
+    if result.code != 0:
+        said = words.telling(heard[-50:])[:SAID_CHARS_MAX] or str(result)
+        raise BoxError(f"{box.runtime} cannot pull {box.image}: {said}{words.advice(box.runtime, said)}")
+
+
+# ------------------------------------------------------------------------------------------------------- one container
+
+
+class Contained(Process):
+    """A client in the foreground, and the container behind it.  Its tree is the client and what runs inside."""
+
+    up = False
+    inside: Identity | None = None  # its first process, where that is one of this host
+    _outlives = False  # its client was lost, and it runs on
+    _follower: Process | None = None
+    _looked_at = 0.0
+
+    @property
+    def box(self) -> Box:
+        assert self.launch.box is not None
+        return self.launch.box
+
+    @property
+    def exited(self) -> bool:
+        return self.exit is not None and not self._outlives
+
+    @property
+    def detached(self) -> bool:
+        return self.exit is not None and self._outlives
+
+    async def learn(self) -> None:
+        """Until it runs, and it is known which process of this host is its first."""
+        pause_s = LOOK_S_MIN
+        while self.exit is None and not self.up:
+            with contextlib.suppress(RuntimeSilent):
+                if (state := await state_of(self.box)) is not None and state.running:
+                    self._take(state)
+                    return
+            await asyncio.sleep(pause_s)
+            pause_s = min(LOOK_S_MAX, 2 * pause_s)
+
+    def _take(self, state: BoxState) -> None:
+        self.up = True
+        entry = read_entry(state.pid) if state.pid else None
+        # A runtime on another machine, or outside of the container we are in, counts its processes otherwise.
+        if entry is not None and entry.started_ticks >= self.identity[1]:
+            self.inside = entry.identity
+
+    async def ended(self) -> Exit:
+        """Until the container has ended, whatever becomes of its client."""
+        result = await self.wait()
+        try:
+            while True:
+                lost_at = time.time()
+                if not await self._runs_on(believe_client=result.signal is None and not self._outlives):
+                    return result
+                if not self._outlives:
+                    self._outlives = True
+                    self.log.note(f"[greenroom: its client ({self.box.runtime} run) {result}; the container runs on and is followed]")
+                await self._follow(lost_at - BACKLOG_S)
+        finally:
+            self._outlives = False
+
+    async def _runs_on(self, *, believe_client: bool) -> bool:
+        """Whether the container runs although its client is gone."""
+        deadline = time.monotonic() + (OUTLIVED_S if believe_client else SILENT_S_MAX)
+        while True:
+            try:
+                state = await state_of(self.box)
+                if state is None or not state.running or (not believe_client and not self.inside_gone()):
+                    return state is not None and state.running
+                if state.running and not self.up:
+                    self._take(state)
+            except RuntimeSilent:
+                state = None
+            if time.monotonic() >= deadline:
+                return (state is not None and not self.inside_gone()) or self.inside_lives()
+            await asyncio.sleep(LOOK_S_MAX)
+
+    def inside_lives(self) -> bool:
+        entry = read_entry(self.inside[0]) if self.inside is not None else None
+        return entry is not None and entry.identity == self.inside and entry.live
+
+    def inside_gone(self) -> bool:
+        return self.inside is not None and not self.inside_lives()
+
+    async def _follow(self, since_s: float) -> None:
+        """Its words from then on, until they end or it does."""
+        since = datetime.fromtimestamp(since_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        launch = Launch(words.follow_argv(self.box.runtime, self.box.name, since), {}, self.launch.host, self.launch.port)
+        try:
+            follower = self._follower = await spawn(launch, token=self.token, log=self.log, supervisor=self._supervisor)
+        except SpawnError as exc:
+            self.log.note(f"[greenroom: {exc}]")
+        else:
+            try:
+                await follower.wait()
+            finally:
+                self._follower = None
+                await stop(follower, grace_s=0.0, on_signal=lambda _: None)
+        await asyncio.sleep(FOLLOW_PAUSE_S)
+
+    async def gone(self) -> bool:
+        """Of one that would not go: removed at last.  Asks the runtime every few seconds only."""
+        if time.monotonic() - self._looked_at < STRAY_LOOK_S:
+            return False
+        self._looked_at = time.monotonic()
+        try:
+            await remove(self.box.runtime, self.box.name)
+            state = await state_of(self.box)
+        except RuntimeSilent:
+            return False
+        return (state is None or not state.running) and not self.tree()
+
+    def kill_client(self) -> None:
+        send_signal(self.identity, signal.SIGKILL)
+
+    def kill_inside(self) -> None:
+        """Past its runtime; only where we have the right to."""
+        for entry in self._scan():
+            send_signal(entry.identity, signal.SIGKILL)
+
+    async def drop_follower(self) -> None:
+        if self._follower is not None:
+            await stop(self._follower, grace_s=0.0, on_signal=lambda _: None)
+
+    def _scan(self) -> list[Entry]:
+        # Not by descent from the client: what a runtime leaves behind (its monitor, a pause process, name servers) is its own.
+        self._check_exit()
+        table = snapshot()
+        reap_orphans(table)
+        own = table.get(self.pid)
+        members = [own] if own is not None and own.identity == self.identity else []
+        if self.inside is not None and (first := table.get(self.inside[0])) is not None and first.identity == self.inside:
+            members += [table[pid] for pid in descendants(table, [first.pid]) if pid in table]
+        return [entry for entry in members if entry.live]
+
+
+async def spawn_contained(launch: Launch, *, token: str, log: LogRing, supervisor: Supervisor | None = None) -> Contained:
+    """Start a container's client; see `spawn`."""
+    return await spawn_as(Contained, launch, token=token, log=log, supervisor=supervisor)
+
+
+# ---------------------------------------------------------------------------------------------------------------- stop
+
+
+async def stop_contained(
+    process: Contained,
+    *,
+    grace_s: float,
+    stop_argv: Sequence[str] = (),
+    on_signal: Callable[[str], None],
+    kill_s_max: float = KILL_S_MAX,
+) -> StopOutcome:
+    """End a container: its stop signal (or `stop_argv`), `grace_s`, KILL; then remove it, and its client.
+
+    Returns when it is gone, or `kill_s_max` after KILL.  `ending` of the outcome is what only its runtime knows.
+    """
+    began_at = time.monotonic()
+    client, outlives = process.exit, False
+    state, known = await _look(process)
+    if process.exit is None and known and (state is None or not state.running):
+        process.kill_client()  # it is about to make or to start it
+        await wait_exited([process.identity], CLIENT_S_MAX)
+        state, known = await _settled(process, True, SETTLE_S)
+    elif client is not None and client.signal is None and not process.detached and state is not None and state.running:
+        state, known = await _settled(process, False, OUTLIVED_S)  # a client that ended by itself has seen the end of its container
+    killed = False
+    if not known or (state is not None and state.running):
+        outlives = client is not None
+        state, known, killed = await _end(process, grace_s, stop_argv, on_signal, kill_s_max)
+    over = known and (state is None or not state.running)
+    if over and state is not None and (said := await remove(process.box.runtime, process.box.name)):
+        process.log.note(f"[greenroom: the container could not be removed: {said}]")
+    await process.drop_follower()
+    if over and not await wait_exited([process.identity], CLIENT_S_MAX):
+        process.kill_client()
+        await wait_exited([process.identity], CLIENT_S_MAX)
+    over = over and await process.tree_gone(kill_s_max if killed else CLIENT_S_MAX)
+    process.close()
+    ending = _ending(process, client, state, outlives) if over else Ending(Cause.UNKILLABLE, _stuck(process, state, known))
+    exit_ = process.exit
+    if state is not None and not state.running and (client is None or client.signal is not None):
+        exit_ = Exit(state.exit_code, None)
+    return StopOutcome(killed, not over, time.monotonic() - began_at, exit_, ending)
+
+
+def _ending(process: Contained, client: Exit | None, state: BoxState | None, outlives: bool) -> Ending | None:
+    """What the log of the engine cannot tell."""
+    if state is not None and state.oom_killed:
+        why = (
+            "ran out of host RAM: the kernel killed it inside its container (OOMKilled); raise --memory in container.args, or lower its use"
+        )
+        return Ending(Cause.OOM, why)
+    if outlives and client is not None:
+        return Ending(Cause.EXITED, f"its client ({process.box.runtime} run) {client} while the container ran; the container was ended too")
+    return None
+
+
+def _stuck(process: Contained, state: BoxState | None, known: bool) -> str:
+    what = "is still there after KILL" if known else f"cannot be looked at, {process.box.runtime} does not answer"
+    return f"its container {process.box.name} {what}; its memory stays booked until it is gone"
+
+
+async def _look(process: Contained) -> tuple[BoxState | None, bool]:
+    """The container, and whether its runtime answered."""
+    try:
+        return await state_of(process.box), True
+    except RuntimeSilent as exc:
+        if process.inside_gone():
+            return None, True  # whatever its runtime would say
+        if f"[greenroom: {exc}]" not in process.log.tail(5):
+            process.log.note(f"[greenroom: {exc}]")
+        return None, False
+
+
+async def _settled(process: Contained, running: bool, within_s: float) -> tuple[BoxState | None, bool]:
+    """As it is once it runs or does not run as told, or after that time."""
+    deadline = time.monotonic() + within_s
+    while True:
+        state, known = await _look(process)
+        if not known or (state is not None and state.running) is running or time.monotonic() >= deadline:
+            return state, known
+        await asyncio.sleep(LOOK_S_MIN)
+
+
+async def _end(
+    process: Contained, grace_s: float, stop_argv: Sequence[str], on_signal: Callable[[str], None], kill_s_max: float
+) -> tuple[BoxState | None, bool, bool]:
+    """A container that runs, or of which nothing is known.  Its last state, whether that is known, whether it was killed."""
+    runtime, name = process.box.runtime, process.box.name
+    began_at = time.monotonic()
+    if not (stop_argv and await run_stop_command(process, stop_argv, grace_s, on_signal)):
+        on_signal("TERM")
+        await ask(words.stop_argv(runtime, name, grace_s), grace_s + STOP_SLACK_S)
+    # A stop command may return before the engine has ended.
+    deadline = began_at + grace_s if stop_argv else time.monotonic()
+    while True:
+        state, known = await _look(process)
+        if known and (state is None or not state.running):
+            in_time = time.monotonic() - began_at < grace_s or state is None or state.exit_code != 128 + signal.SIGKILL
+            if not in_time:
+                on_signal("KILL")  # its runtime did
+            return state, True, not in_time
+        if time.monotonic() >= deadline:
+            break
+        await asyncio.sleep(LOOK_S_MIN)
+    on_signal("KILL")
+    deadline = time.monotonic() + kill_s_max
+    while True:
+        left_s = max(0.5, deadline - time.monotonic())
+        await ask(words.kill_argv(runtime, name), min(ASK_S_MAX / 2, left_s))
+        state, known = await _look(process)
+        if known and (state is None or not state.running):
+            return state, True, True
+        process.kill_inside()
+        await ask(words.remove_argv(runtime, name), min(ASK_S_MAX / 2, left_s))
+        if time.monotonic() >= deadline:
+            return state, known, True
+        await asyncio.sleep(LOOK_S_MAX)
