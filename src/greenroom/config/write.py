@@ -9,7 +9,20 @@ from typing import Any
 
 from .errors import SECRET_CHARS_MIN
 from .lower import IGNORED_PATHS_DEFAULT, PROXY_DEFAULT
-from .model import SCOPES, CallConfig, Config, DeviceConfig, GroupConfig, KeyConfig, ModelConfig, SleepConfig, TracingConfig
+from .model import (
+    SCOPES,
+    CallConfig,
+    Config,
+    ContainerConfig,
+    DeviceConfig,
+    FiltersConfig,
+    GroupConfig,
+    KeyConfig,
+    ModelConfig,
+    PeerConfig,
+    SleepConfig,
+    TracingConfig,
+)
 from .yaml_out import dump
 
 _MACRO = re.compile(r"\$\{[A-Za-z0-9_.-]+\}", re.ASCII)
@@ -22,6 +35,7 @@ _LATER_BY_KEY: Mapping[str, tuple[str, ...]] = {
     "container": _FILLED_LATER[:3],
 }
 _DEFAULTS = {each.name: each.default for each in fields(ModelConfig)}
+_CONTAINER_DEFAULTS = {each.name: each.default for each in fields(ContainerConfig)}
 # ModelConfig's name -> the file's, where a value is written as it is and left out where it is the default
 _PLAIN = {
     "reference": "model",
@@ -69,7 +83,8 @@ def document_of(config: Config) -> dict[str, Any]:
     _put(top, "cors_origins", list(config.cors_origins), ["*"])
     _put(top, "apiKeys", [_key(key, position) for position, key in enumerate(config.keys, start=1)], [])
     _put(top, "devices", {device.id: _device(device) for device in config.devices}, {})
-    top["models"] = {model.id: _model(model) for model in config.models}
+    _put(top, "models", {model.id: _model(model) for model in config.models}, {})
+    _put(top, "peers", {peer.id: _peer(peer) for peer in config.peers}, {})
     _put(top, "groups", {group.id: _group(group) for group in config.groups}, {})
     if config.preload:
         top["hooks"] = {"on_startup": {"preload": list(config.preload)}}
@@ -138,21 +153,44 @@ def _model(model: ModelConfig) -> dict[str, Any]:
     _put(out, "host_memory", _mib(model.host_memory_mib), None)
     _put(out, "device", list(model.devices), [])
     _put(out, "metadata", model.metadata, {})
-    _put(out, "filters", _filters(model), {})
+    _put(out, "filters", _filters(model.filters), {})
     if model.warmup is not None:
         out["warmup"] = {"path": model.warmup.path, "body": model.warmup.body}
-    if (container := model.container) is not None:
-        out["container"] = {"runtime": container.runtime, "image": container.image}
-        _put(out["container"], "args", list(container.args), [])
-        _put(out["container"], "volumes", list(container.volumes), [])
+    if model.container is not None:
+        out["container"] = _container(model.container)
     return out
 
 
-def _filters(model: ModelConfig) -> dict[str, Any]:
+def _container(container: ContainerConfig) -> dict[str, Any]:
+    out: dict[str, Any] = {"runtime": container.runtime, "image": container.image}
+    _put(out, "args", list(container.args), [])
+    _put(out, "volumes", list(container.volumes), [])
+    _put(out, "pull", container.pull, "missing")
+    _put(out, "pull_timeout", container.pull_s_max, _CONTAINER_DEFAULTS["pull_s_max"])
+    _put(out, "gpus", container.gpus, "auto")
+    _put(out, "shm_size", _mib(container.shm_mib), None)
+    return out
+
+
+def _peer(peer: PeerConfig) -> dict[str, Any]:
+    out: dict[str, Any] = {"proxy": peer.url, "models": [{here: there} if here != there else here for here, there in peer.models]}
+    _put(out, "apiKey", peer.key, None)
+    _put(out, "tls_ca", peer.tls_ca, None)
+    _put(out, "filters", _filters(peer.filters), {})
+    out["timeouts"] = {"connect": peer.connect_s, "responseHeader": peer.response_s or 0}
+    out["stall_timeout"] = peer.stall_s or 0
+    _put(out, "priority", peer.priority, 0)
+    _put(out, "weight", peer.weight, 1.0)
+    _put(out, "overflow", peer.overflow, False)
+    out["probe"] = peer.probe or "off"
+    return out
+
+
+def _filters(filters: FiltersConfig) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    _put(out, "stripParams", ",".join(model.filters.strip_params), "")
-    _put(out, "setParams", model.filters.set_params, {})
-    _put(out, "setParamsByID", model.filters.set_params_by_id, {})
+    _put(out, "stripParams", ",".join(filters.strip_params), "")
+    _put(out, "setParams", filters.set_params, {})
+    _put(out, "setParamsByID", filters.set_params_by_id, {})
     return out
 
 
@@ -196,7 +234,8 @@ def _kept_as_text(document: dict[str, Any], secrets: Mapping[str, str]) -> dict[
 
     done = {key: walk(value, ()) for key, value in document.items() if key != "models"}
     models = {
-        name: {key: walk(value, _LATER_BY_KEY.get(key, ())) for key, value in model.items()} for name, model in document["models"].items()
+        name: {key: walk(value, _LATER_BY_KEY.get(key, ())) for key, value in model.items()}
+        for name, model in document.get("models", {}).items()
     }
     return {key: models if key == "models" else done[key] for key in document}
 

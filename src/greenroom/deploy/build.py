@@ -73,7 +73,7 @@ def build(config: Config, *, mode: str = "greenroom", target: str = "cpu", optio
         raise BuildError(f"there is no target {target!r}; write one of {', '.join(TARGETS)}")
     if options.mig and not MIG_PROFILE.fullmatch(options.mig):
         raise BuildError(f"{options.mig!r} is not a MIG profile; write one such as 3g.40gb")
-    if not config.models:
+    if not config.models and (mode == "engines" or not config.peers):
         raise BuildError("there is no model to deploy; name a configuration with models, or references")
     return _Builder(config, target, options).engines() if mode == "engines" else _Builder(config, target, options).greenroom()
 
@@ -119,6 +119,8 @@ class _Builder:
             config = replace(config, models=tuple(self._at_home(model, places) for model in config.models))
         else:
             config = replace(config, models=tuple(self._inside(model, places) for model in config.models))
+            peers = [replace(peer, tls_ca=places.place(os.path.abspath(peer.tls_ca))) if peer.tls_ca else peer for peer in config.peers]
+            config = replace(config, peers=tuple(peers))
             if not is_loopback(host) and host not in ("0.0.0.0", "::") and host not in config.allowed_hosts and not config.keys:
                 config = replace(config, allowed_hosts=(*config.allowed_hosts, host))
         text = write.text_of(config, self.vault.keys, comments=self._head("The models, and how they share the devices."))
@@ -264,7 +266,7 @@ class _Builder:
             image=image,
             argv=argv,
             port=port,
-            env=env if any(key == "HOME" for key, _ in env) or not self._caches(engine, env) else (*env, ("HOME", CACHE_PLACE)),
+            env=env if "HOME" in dict(env) or all(mount.target != CACHE_PLACE for mount in mounts) else (*env, ("HOME", CACHE_PLACE)),
             secret_env=tuple(sorted(secret_env.items())),
             mounts=mounts,
             share=share,
@@ -367,13 +369,15 @@ class _Builder:
 
     def _without_secrets(self, model: ModelConfig, engine: Generic, argv: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
         """A command that shows no secret: keys by the variable the engine knows, others through a shell that fills them in."""
-        found = [value for value in dict.fromkeys(secrets.in_arguments(argv)) if value]
+        known = set(_secrets(engine))
+        others = [value for word in argv for value in (word, word.partition("=")[2]) if value in known]
+        found = [value for value in dict.fromkeys((*secrets.in_arguments(argv), *others)) if value]
         if not found:
             return argv, {}
         key = engine.flags.value(*engine.key_flags)
         if engine.key_variables and key and set(found) <= {key}:
             shorter = _without_flag(argv, engine.key_flags)
-            if not secrets.in_arguments(shorter):
+            if key not in shorter:
                 return shorter, {engine.key_variables[0]: self.vault.key(key, f"{variable_name(model.id)}_API_KEY")}
         variables = {value: self.vault.key(value, f"{variable_name(model.id)}_SECRET") for value in found}
         if engine.command.shell:
@@ -416,7 +420,7 @@ class _Builder:
 
     def _whole_share(self, config: Config) -> Share:
         """What greenroom itself is given: every device that is declared, else all."""
-        if self.target == "cpu" or all(model.devices == ("ram",) for model in config.models):
+        if self.target == "cpu" or not config.models or all(model.devices == ("ram",) for model in config.models):
             return Share()
         if self.options.gpus or self.options.mig:
             return Share(self.target, max(1, len(self.options.gpus)), self.options.gpus, self.options.mig)
@@ -425,7 +429,7 @@ class _Builder:
         by_index = any(_inner(model).pinned_devices() for model in config.models)
         if declared and len(named) == len(declared) and not by_index:
             return Share(self.target, len(named), named)
-        least = max(len(declared), *(devices_count(model) for model in config.models))
+        least = max(len(declared), *(devices_count(model) for model in config.models), 1)
         return Share(self.target, least, every=True)
 
     def _named(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -448,6 +452,9 @@ class _Builder:
         return replace(config, keys=(KeyConfig(OWN_KEY, "key-1"),))
 
     def _keep_secrets(self, config: Config) -> None:
+        for peer in config.peers:
+            if peer.key:
+                self.vault.key(peer.key, f"{variable_name(peer.id)}_PEER_KEY")
         for key in config.keys:
             wanted = API_KEY if len(config.keys) == 1 else f"{API_KEY}_{variable_name(key.name)}"
             self.vault.key(key.key, wanted)

@@ -56,8 +56,7 @@ def _service(intent: Intent, workload: Workload) -> Value:
     if workload.mounts:
         service["volumes"] = [_mount(mount) for mount in workload.mounts]
     service |= _devices(workload.share)
-    if limits := _limits(workload):
-        service.setdefault("deploy", {}).setdefault("resources", {})["limits"] = limits
+    service.setdefault("deploy", {}).setdefault("resources", {})["limits"] = _limits(workload)
     if workload.shm_mib:
         service["shm_size"] = f"{workload.shm_mib}m"
     service["healthcheck"] = _health(workload)
@@ -71,7 +70,6 @@ def _service(intent: Intent, workload: Workload) -> Value:
         "tmpfs": ["/tmp"],
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
-        "pids_limit": PIDS_MAX,
     }
     service = _as_text(service)
     for name, key in workload.secret_env:
@@ -104,7 +102,7 @@ def _devices(share: Share) -> Value:
 
 
 def _limits(workload: Workload) -> Value:
-    return {"memory": f"{workload.memory_mib}M"} if workload.memory_mib else {}
+    return {"pids": PIDS_MAX, **({"memory": f"{workload.memory_mib}M"} if workload.memory_mib else {})}
 
 
 def _health(workload: Workload) -> Value:

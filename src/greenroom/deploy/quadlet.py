@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterable
 
 from greenroom.deploy import containerfile, escape, health
 from greenroom.deploy.files import commented, head
 from greenroom.deploy.intent import Files, Intent, Mount, Share, Workload
-from greenroom.deploy.names import label
 from greenroom.deploy.order import before
 from greenroom.deploy.unfit import Unfit
 
@@ -25,25 +25,21 @@ Lines = list[str]
 
 
 def files(intent: Intent, *, rootful: bool = False) -> Files:
-    """`.container`, `.volume`, `.image`, `.build` and `.network` units, the configuration, and examples of the secrets' files.
+    """`.container`, `.volume`, `.build` and `.network` units, the configuration, and examples of the secrets' files.
 
     `rootful`: for /etc/containers/systemd instead of ~/.config/containers/systemd.
     """
     out: dict[str, str] = {}
-    images = _images(intent)
     for workload in intent.workloads:
-        out[f"{workload.name}.container"] = _container(intent, workload, images, rootful)
+        out[f"{workload.name}.container"] = _container(intent, workload, rootful)
         if workload.secret_env:
             out[f"{workload.name}.env.example"] = _secrets(intent, workload)
     for volume in sorted({mount.source for workload in intent.workloads for mount in workload.mounts if mount.kind == "volume"}):
         out[f"{volume}.volume"] = _unit(intent, [("Volume", [f"VolumeName={volume}"])])
-    for image, unit in images.items():
-        if unit.endswith(".image"):
-            out[unit] = _unit(intent, [("Image", [f"Image={_whole(image)}", "Policy=missing"]), ("Service", [f"TimeoutStartSec={PULL_S}"])])
-        else:
-            build = [f"ImageTag={_whole(image)}", f"File=./{containerfile.FILE}", "SetWorkingDirectory=unit"]
-            out[unit] = _unit(intent, [("Build", build), ("Service", [f"TimeoutStartSec={PULL_S}"])])
-            out[containerfile.FILE] = intent.builds
+    if intent.builds:
+        build = [f"ImageTag={_whole(intent.workloads[0].image)}", f"File=./{containerfile.FILE}", "SetWorkingDirectory=unit"]
+        out[f"{intent.name}.build"] = _unit(intent, [("Build", build), ("Service", [f"TimeoutStartSec={PULL_S}"])])
+        out[containerfile.FILE] = intent.builds
     if intent.mode == "engines":
         out[f"{intent.name}.network"] = _unit(intent, [("Network", [f"NetworkName={intent.name}"])])
     if any(mount.kind == "config" for workload in intent.workloads for mount in workload.mounts):
@@ -51,35 +47,28 @@ def files(intent: Intent, *, rootful: bool = False) -> Files:
     return out
 
 
-def _images(intent: Intent) -> dict[str, str]:
-    """Image -> the unit that fetches or builds it."""
-    out: dict[str, str] = {}
-    for workload in intent.workloads:
-        for image in (workload.image, *(mount.source for mount in workload.mounts if mount.kind == "image")):
-            is_built = bool(intent.builds) and image == workload.image
-            out.setdefault(image, f"{intent.name}.build" if is_built else f"{label(image.rpartition('/')[2])}.image")
-    return out
-
-
-def _container(intent: Intent, workload: Workload, images: dict[str, str], rootful: bool) -> str:
+def _container(intent: Intent, workload: Workload, rootful: bool) -> str:
     title = f"greenroom serving {len(intent.config.models)} models" if not workload.model else f"{workload.model} ({workload.kind})"
     unit = [f"Description={escape.line(title)}", "Wants=network-online.target", "After=network-online.target"]
     unit += [f"After={name}.service" for name in before(intent, workload)]
     unit += [f"RequiresMountsFor={escape.value_word(mount.source)}" for mount in workload.mounts if _is_odd(mount)]
     unit += [f"StartLimitIntervalSec={STARTS_WINDOW_S}", f"StartLimitBurst={STARTS_MAX}"]
-    container = [f"Image={images[workload.image]}", f"ContainerName={workload.name}"]
+    # Not by an .image unit: that would ask the registry at every boot, and fail without it.
+    image = [f"Image={intent.name}.build"] if intent.builds else [f"Image={_whole(workload.image)}", "Pull=missing"]
+    container = [*image, f"ContainerName={workload.name}"]
     container += [f"Label={escape.word(f'dev.greenroom.model={workload.model}')}"] if workload.model else []
     container += _command(workload)
     container += [f"Environment={escape.word(f'{name}={value}')}" for name, value in workload.env]
     container += [f"EnvironmentFile=./{workload.name}.env"] if workload.secret_env else []
     container += [_port(intent, workload)] if workload.host_port else []
     container += [f"Network={intent.name}.network"] if intent.mode == "engines" else []
-    container += [_mount(mount, images) for mount in workload.mounts]
+    container += [_mount(mount) for mount in workload.mounts]
     container += _devices(workload.share, rootful)
     container += _health(workload)
     container += _confinement(workload, rootful)
     start_s = workload.ready.start_s if workload.ready else 0.0
     service = [
+        *(f"ExecStartPre={_fetch(mount.source)}" for mount in workload.mounts if mount.kind == "image"),
         "Restart=always",
         f"RestartSec={RESTART_S}",
         f"TimeoutStartSec={math.ceil(start_s) + PULL_S}",
@@ -87,6 +76,12 @@ def _container(intent: Intent, workload: Workload, images: dict[str, str], rootf
     ]
     sections = [("Unit", unit), ("Container", container), ("Service", service), ("Install", [f"WantedBy={INSTALL[_manager(rootful)]}"])]
     return _unit(intent, sections, notes=(*_steps(intent, workload, rootful), *intent.notes))
+
+
+def _fetch(image: str) -> str:
+    """Models that are images are not fetched with their container; one that is there is not asked for."""
+    script = f"podman image exists {shlex.quote(image)} || exec podman image pull {shlex.quote(image)}"
+    return escape.words(["/bin/sh", "-c", script])
 
 
 def _manager(rootful: bool) -> str:
@@ -113,10 +108,10 @@ def _port(intent: Intent, workload: Workload) -> str:
     return f"PublishPort={host}:{workload.host_port}:{workload.port}"
 
 
-def _mount(mount: Mount, images: dict[str, str]) -> str:
+def _mount(mount: Mount) -> str:
     if mount.kind == "volume":
         return f"Volume={mount.source}.volume:{mount.target}{':ro' if mount.read_only else ''}"
-    source = {"image": images.get(mount.source, mount.source), "config": f"./{mount.source}"}.get(mount.kind, mount.source)
+    source = f"./{mount.source}" if mount.kind == "config" else mount.source
     pairs = [("type", "image" if mount.kind == "image" else "bind"), ("source", source), ("destination", mount.target)]
     if mount.kind == "image":
         pairs += [("subpath", mount.sub_path)] if mount.sub_path else []
