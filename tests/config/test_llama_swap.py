@@ -48,7 +48,6 @@ def test_the_two_rerankers_run_unchanged() -> None:
         ("routing: {router: {use: ring}}", 'c:1: routing.router.use: "ring" is not one of the choices.'),
         ("selectors: {s: {strategy: pin, targets: [a]}}", "c:1: selectors: llama-swap's selectors are not supported."),
         ("profiles: {p: {pins: {a: a}}}", "c:1: profiles: llama-swap's profiles are not supported."),
-        ("peers: {p: {proxy: 'http://x', models: [b]}}", "c:1: peers: llama-swap's peers are not supported."),
         ("captureBuffer: 5", "c:1: captureBuffer: greenroom records no requests or answers."),
         ("sendLoadingState: true", "c:1: sendLoadingState: greenroom does not write into answers;"),
         ("logTimeFormat: rfc3339", "c:1: logTimeFormat: the time format of the log cannot be chosen."),
@@ -189,7 +188,7 @@ healthCheckTimeout: 5   # short
 logTimeFormat: rfc3339
 peers:
   other:
-    proxy: http://x
+    proxy: http://127.0.0.1:9
     apiKey: ${env.K}
     models: [a, b]
 
@@ -223,11 +222,11 @@ captureBuffer: 15"""
 CONVERTED = """# my file
 healthCheckTimeout: 15   # short
 # logTimeFormat: rfc3339
-# peers:
-#   other:
-#     proxy: http://x
-#     apiKey: ${env.K}
-#     models: [a, b]
+peers:
+  other:
+    proxy: http://127.0.0.1:9
+    apiKey: ${env.K}
+    models: [a, b]
 
 # models come here
 models:
@@ -273,7 +272,6 @@ def test_convert_names_all_it_changed() -> None:
     assert [note.split(": ")[0] for note in notes] == [
         "healthCheckTimeout",
         "logTimeFormat",
-        "peers",
         "models.a.concurrencyLimit",
         "models.a.healthCheckTimeout",
         "models.a.capabilities",
@@ -291,7 +289,7 @@ def test_convert_names_all_it_changed() -> None:
 
 def test_a_converted_file_loads_without_warnings() -> None:
     """And means what the first one meant."""
-    config = load_config_text(convert_text(LLAMA_SWAP)[0], env={"A": "key-a"})
+    config = load_config_text(convert_text(LLAMA_SWAP)[0], env={"A": "key-a", "K": "key-k"})
     a = config.models[0]
     assert config.warnings == ()
     assert (a.argv, a.parallel, a.ttl_s, a.start_s_max) == (("fe", "--port", "${PORT}"), 5, 60.0, 30.0)

@@ -93,6 +93,7 @@ class FakeFacade:
         self.worst: dict[str, Any] | None = None
         self.to_change = 0
         self.circles: tuple[Circle, ...] = ()
+        self.peers: list[dict[str, Any]] = []
         self.phases: dict[str, str] = {}
         self.cancels: dict[int, Result] = {}
         self.searches: list[dict[str, Any]] = []
@@ -150,6 +151,9 @@ class FakeFacade:
 
     def story(self, model: str) -> Sequence[dict[str, Any]]:
         return [{"at": at, "text": text, "cause": "told", "refs": []} for at, text in self.stories.get(model, [])]
+
+    def peers_status(self) -> list[dict[str, Any]]:
+        return [dict(one) for one in self.peers]
 
     def present(self, model: str) -> tuple[str, Sequence[str]]:
         return self.told_now.get(model, ("", []))

@@ -117,7 +117,9 @@ def explained_as_json(path: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         problems = [asdict(Trouble(one.file, one.line, one.column, one.where, one.message)) for one in error.problems]
-        client.print_json({"path": path, "warnings": [], "problems": problems, "models": [], "devices": [], "fits_together": None})
+        client.print_json(
+            {"path": path, "warnings": [], "problems": problems, "models": [], "devices": [], "fits_together": None, "peers": []}
+        )
         raise click.exceptions.Exit(ConfigFault.exit_code) from None
 
 
@@ -247,11 +249,22 @@ def page(config: Config, needs: Sequence[ModelNeed], rooms: dict[str, int], plac
     lines += device_lines(rooms, placed)
     if len(problems) < len(needs) or not needs:
         able = [one for one in needs if one.id not in problems]
-        lines.append(verdict(able, rooms, placed) if not problems else f"Of the others: {verdict(able, rooms, placed)}")
+        if needs or not config.peers:
+            lines.append(verdict(able, rooms, placed) if not problems else f"Of the others: {verdict(able, rooms, placed)}")
+    lines += peer_lines(config)
     if problems:
         broken = [one for one in needs if one.id in problems]
         lines += ["", *(text.safe(told.get(one.id) or f"{config.path}:{one.line}: {problems[one.id]}") for one in broken)]
     return lines
+
+
+def peer_lines(config: Config) -> list[str]:
+    """Named, not called."""
+    return [
+        f"peer {text.safe(peer.id)}  {text.safe(peer.url)}{'' if peer.key else ', no key'}{', overflow' if peer.overflow else ''}: "
+        + text.shortened([text.safe(here if here == there else f"{here} ({there})") for here, there in peer.models])
+        for peer in config.peers
+    ]
 
 
 def outcome(models: int, broken: int) -> str:
@@ -307,6 +320,7 @@ def as_value(
         "models": [{**asdict(one), "placed_on": placed.homes.get(one.id)} for one in needs],
         "devices": [{"id": id, "room_mib": room, "used_mib": placed.used_mib[id]} for id, room in rooms.items()],
         "fits_together": together(able, placed),  # of those that can start
+        "peers": [{"id": peer.id, "proxy": peer.url, "models": [here for here, _ in peer.models]} for peer in config.peers],
     }
 
 

@@ -76,7 +76,19 @@ def page(status: dict[str, Any], *, ascii: bool = False) -> list[str]:
     if status["queue"]["length"]:
         waits = "request waits" if status["queue"]["length"] == 1 else "requests wait, the oldest"
         lines += ["", f"{status['queue']['length']} {waits} for {text.duration(status['queue']['oldest_s'])}"]
+    if peers := status.get("peers"):
+        lines += ["", *map(peer_line, peers)]
     return lines
+
+
+def peer_line(one: dict[str, Any]) -> str:
+    """`peer big-box  https://10.0.0.5:8443  up for 3 h, 2 in flight, 140 requests (1 failed): llama-70b, org/model-a`"""
+    failed = f" ({one['failures']} failed)" if one["failures"] else ""
+    asked = text.count(one["requests"], "request") + failed
+    state = f"{'up' if one['healthy'] else 'DOWN'} for {text.duration(one['since_s'])}"
+    why = "" if one["healthy"] else f"; {text.cut(text.safe(one['last_error']), ERROR_CELLS_MAX)}"
+    models = text.shortened([text.safe(name) for name in one["models"]])
+    return f"peer {text.safe(one['id'])}  {text.safe(one['proxy'])}  {state}, {one['in_flight']} in flight, {asked}: {models}{why}"
 
 
 def rows(model: dict[str, Any], ascii: bool) -> Iterator[tuple[str, ...]]:

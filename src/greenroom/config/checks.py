@@ -192,8 +192,8 @@ def groups_of(top: ConfigFile) -> tuple[Mapping[str, GroupSection], Path]:
     return (nested, ("routing", "router", "settings", "groups")) if nested and not top.groups else (top.groups, ("groups",))
 
 
-def check_references(top: ConfigFile, names: Mapping[str, str], report: Report) -> None:
-    """Groups, preload and default_model name models that exist."""
+def check_references(top: ConfigFile, names: Mapping[str, str], report: Report, far: Mapping[str, str]) -> None:
+    """Groups, preload and default_model name models that exist.  `far`: names that peers serve, which some may name as well."""
     if top.groups and top.routing.router.settings.groups:
         report.add(("routing", "router", "settings", "groups"), "groups also stand at the top level. Keep them in one place.")
     groups, base = groups_of(top)
@@ -201,8 +201,8 @@ def check_references(top: ConfigFile, names: Mapping[str, str], report: Report) 
     for index, name in enumerate(top.hooks.on_startup.preload):
         _check_known(name, ("hooks", "on_startup", "preload", index), names, report)
     if top.default_model is not None:
-        _check_known(top.default_model, ("default_model",), names, report)
-    _check_keys(top.apiKeys, names, report)
+        _check_known(top.default_model, ("default_model",), {**far, **names}, report)
+    _check_keys(top.apiKeys, {**far, **names}, report)
 
 
 def _check_keys(keys: Sequence[KeySection], names: Mapping[str, str], report: Report) -> None:

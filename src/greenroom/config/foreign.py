@@ -40,7 +40,6 @@ REFUSED: tuple[Foreign, ...] = (
     ),
     Foreign(("selectors",), "llama-swap's selectors are not supported. Name a model or an alias in requests.", _off),
     Foreign(("profiles",), "llama-swap's profiles are not supported. Use aliases, and reload the file to change them.", _off),
-    Foreign(("peers",), "llama-swap's peers are not supported. greenroom serves engines of this machine only.", _off),
     Foreign(("captureBuffer",), "greenroom records no requests or answers. Remove this key, or set it to 0.", _off),
     Foreign(("sendLoadingState",), "greenroom does not write into answers; it sends SSE comments (keepalive). Remove this key.", _off),
     Foreign(
@@ -74,6 +73,7 @@ NO_EFFECT: tuple[Foreign, ...] = (
 
 SYNONYMS: Mapping[str, str] = {"start_timeout": "healthCheckTimeout", "stop_timeout": "unloadTimeout"}  # of a model
 FILTER_SYNONYMS: Mapping[str, str] = {"strip_params": "stripParams"}
+PEER_FILTER_SYNONYMS: Mapping[str, str] = {**FILTER_SYNONYMS, "set_params": "setParams"}
 
 
 def matches(place: tuple[str, ...], path: Path) -> bool:

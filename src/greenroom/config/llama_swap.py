@@ -17,7 +17,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from . import document, load
 from .errors import ConfigError, Path, Problem, dotted, one_line, quoted
 from .explain import known_keys
-from .foreign import FILTER_SYNONYMS, NO_EFFECT, REFUSED, SYNONYMS, matches
+from .foreign import NO_EFFECT, PEER_FILTER_SYNONYMS, REFUSED, SYNONYMS, matches
 from .schema import ConfigFile
 
 LOAD_S_MIN = 15  # llama-swap raises shorter healthCheckTimeouts to this
@@ -167,11 +167,13 @@ def _is_known(path: Path) -> bool:
     keys = known_keys(ConfigFile, path[:-1])
     if not keys:
         return True  # names people choose: model ids, groups, macros
-    if path[0] in ("models", "groups", "devices") and len(path) == 2:
+    if path[0] in ("models", "groups", "devices", "peers") and len(path) == 2:
         return True
     if path[:-2] == ("routing", "router", "settings") and path[-2] == "groups":
         return True
-    return path[-1] in (*keys, *SYNONYMS, *FILTER_SYNONYMS)
+    if path[0] == "peers" and path[2:3] == ("models",):
+        return True  # a name here and its name there
+    return path[-1] in (*keys, *SYNONYMS, *PEER_FILTER_SYNONYMS)
 
 
 def _rewrite(entry: _Entry, edits: _Edits) -> None:

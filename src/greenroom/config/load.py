@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from . import checks, commands, document, foreign, lower, macros, secrets
+from . import checks, commands, document, foreign, lower, macros, peers, secrets
 from .errors import ConfigError, Path, Problem, Report, did_you_mean, kind, looks_secret, nearest, one_line, quoted
 from .explain import report_errors
 from .macros import MacroError, Scope
@@ -123,7 +123,8 @@ class _Loader:
         self._raise_if_bad()
         wrong = self.report.first_by_model()
         lowered = tuple(self._lowered(model_id, good.get(model_id), top, names, wrong.get(model_id)) for model_id in raw_models)
-        return lower.lower(self.report.file, top, lowered, names, self._warnings())
+        far = tuple(lower.lower_peer(id, peer, self.report.spot(("peers", id))[0]) for id, peer in top.peers.items())
+        return lower.lower(self.report.file, top, lowered, names, self._warnings(), far)
 
     def _document(self, text: str) -> dict[str, Any]:
         if "\0" in text:
@@ -146,6 +147,9 @@ class _Loader:
         keys = raw.get("apiKeys")
         for key in keys if isinstance(keys, list) else [keys]:
             self._hide_key(key)
+        peers = raw.get("peers")
+        for peer in peers.values() if isinstance(peers, Mapping) else ():
+            self._hide_key(peer.get("apiKey") if isinstance(peer, Mapping) else None)
         models = raw.get("models")
         sections = [raw, *(models.values() if isinstance(models, Mapping) else ())]
         for section in sections:
@@ -183,6 +187,8 @@ class _Loader:
         models = raw.get("models")
         if models is not None and not isinstance(models, Mapping):
             self.report.add(("models",), f"is {kind(models)}, not a mapping. Write one `id:` a line under it, each with a cmd.")
+        elif not models and isinstance(raw.get("peers"), Mapping) and raw["peers"]:
+            return {}  # all that is served is served elsewhere
         elif not models:
             where: Path = ("models",) if "models" in raw else ()
             self.report.add(where, f"has no models, so there is nothing to serve. A minimal configuration is: {MINIMAL}")
@@ -308,7 +314,7 @@ class _Loader:
                 said = f"{quoted(name)} is no limit of the data plane.{did_you_mean(name, self.limit_names)}"
                 self.report.add(("limits", name), said)
         checks.check_ports(models, self.report)
-        checks.check_references(top, names, self.report)
+        checks.check_references(top, names, self.report, peers.check_peers(top.peers, names, self.report))
         return names
 
     # --------------------------------------------------------------------------------------------------------- results

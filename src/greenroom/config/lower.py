@@ -15,17 +15,29 @@ from .model import (
     GroupConfig,
     KeyConfig,
     ModelConfig,
+    PeerConfig,
     SizeSpec,
     SleepConfig,
     TracingConfig,
     WarmupConfig,
 )
-from .schema import CallSection, ConfigFile, ContainerSection, DeviceSection, FiltersSection, ModelSection, SleepSection, key_name
+from .schema import (
+    CallSection,
+    ConfigFile,
+    ContainerSection,
+    DeviceSection,
+    FiltersSection,
+    ModelSection,
+    PeerSection,
+    SleepSection,
+    key_name,
+)
 
 # What pages of an engine fetch, also behind their user's back once they are installed as an app; none of it is worth a start.
 IGNORED_PATHS_DEFAULT = (r"\.(?:m?js|map|json|webmanifest|wasm|css|woff2?|ttf|png|gif|jpe?g|svg|webp|avif|ico|txt|html?)$",)
 PROXY_DEFAULT = "http://127.0.0.1:${PORT}"
 STOP_S_DEFAULT = 10.0
+CONNECT_S_DEFAULT = 5.0  # to a peer
 
 
 def lower_model(model_id: str, model: ModelSection, top: ConfigFile, line: int, misconfigured: str = "") -> ModelConfig:
@@ -138,7 +150,34 @@ def _keys(top: ConfigFile) -> tuple[KeyConfig, ...]:
     return tuple(found.values())
 
 
-def lower(path: str, top: ConfigFile, models: tuple[ModelConfig, ...], names: Mapping[str, str], warnings: tuple[str, ...]) -> Config:
+def lower_peer(peer_id: str, peer: PeerSection, line: int) -> PeerConfig:
+    timeouts = peer.timeouts
+    return PeerConfig(
+        id=peer_id,
+        url=peer.proxy,
+        models=peer.models,
+        key=peer.apiKey,
+        line=line,
+        tls_ca=peer.tls_ca,
+        filters=_filters(peer.filters),
+        connect_s=timeouts.connect or CONNECT_S_DEFAULT,
+        response_s=timeouts.responseHeader or None,
+        stall_s=peer.stall_timeout or None,
+        priority=peer.priority,
+        weight=peer.weight,
+        overflow=peer.overflow,
+        probe=None if peer.probe == "off" else peer.probe,
+    )
+
+
+def lower(
+    path: str,
+    top: ConfigFile,
+    models: tuple[ModelConfig, ...],
+    names: Mapping[str, str],
+    warnings: tuple[str, ...],
+    peers: tuple[PeerConfig, ...] = (),
+) -> Config:
     """The whole file; `names` maps every id and alias to its model id."""
     groups, _ = groups_of(top)
     return Config(
@@ -156,11 +195,12 @@ def lower(path: str, top: ConfigFile, models: tuple[ModelConfig, ...], names: Ma
         log_to_stdout=top.logToStdout,
         include_aliases_in_list=top.includeAliasesInList,
         upstream_ignore_paths=top.upstream.ignorePaths or IGNORED_PATHS_DEFAULT,
-        default_model=None if top.default_model is None else names[top.default_model],
+        default_model=None if top.default_model is None else names.get(top.default_model, top.default_model),  # else a peer's
         allowed_hosts=top.allowed_hosts,
         cors_origins=top.cors_origins,
         policy=top.scheduling,
         limits=top.limits,
         tracing=None if top.tracing is None else TracingConfig(top.tracing.endpoint, top.tracing.service_name, top.tracing.sample),
+        peers=peers,
         warnings=warnings,
     )

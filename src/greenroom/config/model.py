@@ -171,6 +171,26 @@ class KeyConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerConfig:
+    """Another server that speaks OpenAI's API.  Its key is sent to it and never shown."""
+
+    id: str
+    url: str  # http(s)://host[:port][/base], no slash at its end
+    models: tuple[tuple[str, str], ...]  # (name here, name there)
+    key: str | None = field(default=None, repr=False)
+    line: int = 0  # where its entry starts in the file
+    tls_ca: str | None = None  # path of a PEM file; None: the system's certificates
+    filters: FiltersConfig = field(default_factory=FiltersConfig)
+    connect_s: float = 5.0  # longest opening of a connection, TLS included
+    response_s: float | None = 300.0  # longest wait for the head of an answer; None: no end
+    stall_s: float | None = 300.0  # longest silence within an answer; None: no end
+    priority: int = 0  # higher ones are asked first
+    weight: float = 1.0  # share of the requests in flight among those of one priority
+    overflow: bool = False  # also serves models of this machine, when that refuses a request
+    probe: str | None = "/health"  # None: never probed
+
+
+@dataclass(frozen=True, slots=True)
 class TracingConfig:
     """Where OpenTelemetry traces are sent."""
 
@@ -198,9 +218,15 @@ class Config:
     policy: Mapping[str, float] = field(default_factory=dict)  # scheduling constants by name (core.facts.Policy)
     limits: Mapping[str, int | float] = field(default_factory=dict)  # data-plane limits by name (proxy.limits)
     tracing: TracingConfig | None = None  # None: nothing is sent
+    peers: tuple[PeerConfig, ...] = ()
     warnings: tuple[str, ...] = ()  # `file:line: sentence`, shown by check and at start
 
     @property
     def api_keys(self) -> tuple[str, ...]:
         """The keys themselves: never shown, never passed on."""
         return tuple(each.key for each in self.keys)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Those, and what we show to peers: in no log, no message and no engine's environment."""
+        return (*self.api_keys, *(peer.key for peer in self.peers if peer.key))

@@ -19,7 +19,7 @@ from greenroom.core.facts import Policy
 from . import commands, units
 from .document import plain
 from .errors import did_you_mean, kind, looks_secret, quoted
-from .foreign import FILTER_SYNONYMS, SYNONYMS
+from .foreign import FILTER_SYNONYMS, PEER_FILTER_SYNONYMS, SYNONYMS
 from .model import SCOPES
 
 NAME_CHARS_MAX = 256
@@ -344,6 +344,71 @@ def _url(value: object) -> str:
     return url.rstrip("/")
 
 
+def _peer_url(value: object) -> str:
+    """Scheme, host, port and base path of another server."""
+    if isinstance(value, (list, tuple)):
+        raise ValueError("is a list. Write one address; give the other server an entry of its own under peers with the same models.")
+    url = _text(value)
+    if "@" in url:  # the message must not show a password
+        raise ValueError("the address of a peer holds no user or password. Write https://host:port/path, and the key as apiKey.")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ValueError(f"{quoted(url)} is not the address of a peer. Write https://host:8443.") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or not _can_be_sent(url):
+        raise ValueError(f"{quoted(url)} is not the address of a peer. Write https://host:8443 or http://host:8080/path.")
+    if parts.query or parts.fragment or "\\" in url or ".." in parts.path.split("/"):
+        raise ValueError(f"{quoted(url)} is more than an address. Write https://host:port/path.")
+    return url.rstrip("/")
+
+
+def _peer_key(value: object) -> str | None:
+    return None if value == "" else _key(value)
+
+
+def _peer_models(value: object) -> tuple[tuple[str, str], ...]:
+    """(name here, name there) of each."""
+    if isinstance(value, Mapping):
+        pairs = [(str(here), there) for here, there in value.items()]
+    elif isinstance(value, (list, tuple)):
+        pairs = [pair for item in value for pair in (item.items() if isinstance(item, Mapping) else [(item, item)])]
+    else:
+        raise ValueError(f"is {kind(value)}, not a list. Write [one, two]; `- name here: name there` where they differ.")
+    if not pairs:
+        raise ValueError("is empty. Name the models that are served there.")
+    out: dict[str, str] = {}
+    for here, there in pairs:
+        if isinstance(there, (Mapping, list)) or here is None or isinstance(here, (Mapping, list)):
+            raise ValueError(f"holds {kind(there)} where a name belongs. Write [one, two]; `- name here: name there` where they differ.")
+        name, remote = _text(here), _text(here if there is None else there)
+        if message := name_error(name) or name_error(remote):
+            raise ValueError(message)
+        if name in out:
+            raise ValueError(f"names {quoted(name)} twice. Remove one.")
+        out[name] = remote
+    return tuple(out.items())
+
+
+def _ca_path(value: object) -> str:
+    path = _text(value)
+    if not path.strip() or "\0" in path:
+        raise ValueError("is no path. Write that of a file of certificates (PEM), or leave it out for the system's own.")
+    return path
+
+
+def _weight(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1e6:
+        raise ValueError(f"{quoted(value)} is not a number above 0. Write 2 for twice the requests of a peer of 1.")
+    return float(value)
+
+
+def _probe_path(value: object) -> str:
+    if value is False or (isinstance(value, str) and value.lower() in ("off", "none", "false")):
+        return "off"
+    return _call_path(value)
+
+
 def _collector(value: object) -> str:
     url = _text(value)
     if "@" in url:  # the message must not show a password
@@ -511,6 +576,15 @@ Environment: TypeAlias = Annotated[tuple[tuple[str, str], ...], BeforeValidator(
 Url: TypeAlias = Annotated[str, BeforeValidator(_url), WithJsonSchema({"type": "string"})]
 CheckPath: TypeAlias = Annotated[str, BeforeValidator(_check_path), WithJsonSchema({"type": "string"})]
 CollectorUrl: TypeAlias = Annotated[str, BeforeValidator(_collector), WithJsonSchema({"type": "string"})]
+PeerUrl: TypeAlias = Annotated[str, BeforeValidator(_peer_url), WithJsonSchema({"type": "string"})]
+PeerKey: TypeAlias = Annotated[str | None, BeforeValidator(_peer_key), WithJsonSchema({"type": ["string", "number", "null"]})]
+PeerModels: TypeAlias = Annotated[
+    tuple[tuple[str, str], ...], BeforeValidator(_peer_models), WithJsonSchema({"type": ["array", "object"], "minItems": 1})
+]
+CaPath: TypeAlias = Annotated[str, BeforeValidator(_ca_path), WithJsonSchema({"type": "string"})]
+PeerPriority: TypeAlias = Annotated[int, _whole(-1000, 1000), _number(-1000, 1000)]
+Weight: TypeAlias = Annotated[float, BeforeValidator(_weight), _any_of({"type": "number", "exclusiveMinimum": 0})]
+ProbePath: TypeAlias = Annotated[str, BeforeValidator(_probe_path), WithJsonSchema({"type": ["string", "boolean"]})]
 Share: TypeAlias = Annotated[float, BeforeValidator(_share), _any_of({"type": "number", "minimum": 0, "maximum": 1})]
 CallPath: TypeAlias = Annotated[str, BeforeValidator(_call_path), WithJsonSchema({"type": "string", "pattern": "^/|^\\$\\{"})]
 Level: TypeAlias = Annotated[int, BeforeValidator(_level), WithJsonSchema({"enum": [1, 2, "1", "2"]})]
@@ -815,14 +889,65 @@ class TracingSection(_Lean):
     sample: Share = Field(default=1.0, description="Share of the requests that are traced, 0 to 1.")
 
 
+class PeerFiltersSection(FiltersSection):
+    """As those of a model; both spellings of each key are taken."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelled(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        out: dict[str, object] = {}
+        for key, item in value.items():
+            name = PEER_FILTER_SYNONYMS.get(str(key), str(key))
+            if name in out:
+                raise ValueError(f"{quoted(str(key))} says the same as {quoted(name)}. Keep one of them.")
+            if item is not None:
+                out[name] = item
+        return out
+
+
+class PeerTimeoutsSection(_Lean):
+    """llama-swap's timeouts of a peer; 0 = none."""
+
+    connect: Duration = Field(default=5.0, description="Longest opening of a connection, TLS included; 0 = the default.")
+    responseHeader: Duration = Field(default=300.0, description="Longest wait for the head of an answer; 0 = no end.")
+    keepalive: NoEffect = None
+    tlsHandshake: NoEffect = None
+    expectContinue: NoEffect = None
+    idleConn: NoEffect = None
+
+
+class PeerSection(_Lean):
+    """Another server that speaks OpenAI's API, and what it serves."""
+
+    proxy: PeerUrl = Field(description="Its address: http or https, with a base path where it has one.")
+    models: PeerModels = Field(description="Names served there; `name here: name there` where they differ.")
+    apiKey: PeerKey = Field(default=None, description="Sent to it as Bearer and x-api-key, best as ${env.NAME}.", repr=False)
+    tls_ca: CaPath | None = Field(default=None, description="Certificates (PEM) that its own must come from; default: the system's.")
+    filters: PeerFiltersSection = Field(default_factory=PeerFiltersSection, description="What to change in JSON requests to it.")
+    timeouts: PeerTimeoutsSection = Field(default_factory=PeerTimeoutsSection)
+    stall_timeout: Duration = Field(default=300.0, description="No byte for this long within an answer: it is ended; 0 = no end.")
+    priority: PeerPriority = Field(default=0, description="Of several peers with a model, higher ones are asked first.")
+    weight: Weight = Field(default=1.0, description="Its share of the requests in flight, among peers of one priority.")
+    overflow: Flag = Field(default=False, description="It also serves models of this machine, when that refuses a request.")
+    probe: ProbePath = Field(default="/health", description="Asked every 15 s whether it is there; off: never.")
+
+
 class ConfigFile(Section):
     """greenroom.yaml: which models there are, how their engines are started, and what memory they may use."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=False, json_schema_extra={"required": ["models"]})
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        populate_by_name=False,
+        json_schema_extra={"anyOf": [{"required": ["models"]}, {"required": ["peers"]}]},
+    )
 
     models: dict[str, ModelSection] = Field(default_factory=dict, description="Model id -> how to serve it.")
     devices: dict[str, DeviceSection] = Field(default_factory=dict, description="Memory budgets; found by itself when left out.")
     groups: dict[str, GroupSection] = Field(default_factory=dict, description="Which models may be loaded together.")
+    peers: dict[str, PeerSection] = Field(default_factory=dict, description="Other servers, and the models they serve.")
     routing: RoutingSection = Field(default_factory=RoutingSection, description="llama-swap's newer place for groups.")
     hooks: HooksSection = Field(default_factory=HooksSection)
     macros: Anything = Field(default=None, description="name: value, used as ${name}.")
@@ -861,7 +986,11 @@ def secret_values(raw: object) -> list[object]:
 def json_schema() -> dict[str, Any]:
     """The JSON schema of greenroom.yaml, for editors."""
     out = ConfigFile.model_json_schema(by_alias=True)
-    for section, synonyms in (("ModelSection", SYNONYMS), ("FiltersSection", FILTER_SYNONYMS)):
+    for section, synonyms in (
+        ("ModelSection", SYNONYMS),
+        ("FiltersSection", FILTER_SYNONYMS),
+        ("PeerFiltersSection", PEER_FILTER_SYNONYMS),
+    ):
         properties = out["$defs"][section]["properties"]
         properties.update({synonym: properties[key] for synonym, key in synonyms.items()})
     out["$schema"] = "https://json-schema.org/draft/2020-12/schema"

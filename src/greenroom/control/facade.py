@@ -45,6 +45,9 @@ class Facade(Protocol):
 
     def view(self) -> View: ...
 
+    def peers_status(self) -> list[dict[str, Any]]:
+        """How each peer does, without asking it."""
+
     def extra(self, model: str) -> InstanceExtra: ...
 
     def static(self, model: str) -> dict[str, Any]:

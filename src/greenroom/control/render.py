@@ -44,6 +44,7 @@ def status(facade: Facade) -> dict[str, Any]:
             "models": [waiting(one, facade) for one in facade.queue()],
         },
         "thrash": [circle(one, view.at) for one in view.thrash],
+        "peers": facade.peers_status(),
         "advice": {"headline": facade.headline() or thrashing(view), "count": max(facade.advice_count(), len(view.thrash))},
     }
 

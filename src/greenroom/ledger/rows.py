@@ -32,7 +32,7 @@ class RequestRow:
     start: str = ""  # hot | wake | cold; "" = never admitted
     outcome: str = "ok"  # ok | client_gone | engine_broke | cut | refused
     status: int = 0  # HTTP, as told to the client; 0 = nothing was
-    code: str = ""  # of a refusal: queue_full, no_room, ...
+    code: str = ""  # of a refusal: queue_full, no_room, ...; `peer:NAME` where a peer was asked
     before: str = ""  # the model that was served last on its device before this one's; "" = itself, or nobody
 
     @property

@@ -123,6 +123,7 @@ def migrate(db: sqlite3.Connection) -> None:
 
 
 CLIENT, PATH, QUEUE_S, WAKE_S, FIRST_BYTE_S, TOKENS_IN, TOKENS_OUT, STATUS = 4, 6, 7, 10, 11, 13, 14, 17  # of a request's values
+START, OUTCOME, CODE = 15, 16, 18
 
 
 def request_values(row: RequestRow) -> list[Any]:

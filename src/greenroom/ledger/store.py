@@ -88,6 +88,10 @@ class Told(Protocol):
     def tokens_in(self) -> int | None: ...
     @property
     def tokens_out(self) -> int | None: ...
+    @property
+    def start(self) -> str: ...
+    @property
+    def peer(self) -> str: ...
 
 
 class Listener(Protocol):
@@ -454,6 +458,8 @@ def join(values: list[Any], record: Told) -> None:
         values[schema.STATUS] = record.status
     values[schema.FIRST_BYTE_S] = record.first_byte_s
     values[schema.TOKENS_IN], values[schema.TOKENS_OUT] = record.tokens_in, record.tokens_out
+    if record.peer:  # the core refused it, or never heard of it
+        values[schema.START], values[schema.OUTCOME], values[schema.CODE] = record.start, record.outcome, f"peer:{record.peer}"
 
 
 def _line_or_hole(event: Event, actions: Sequence[Action]) -> bytes:

@@ -25,6 +25,18 @@ class Wish:
     client: str = ""  # key name or peer address
     batch: bool = False
     deadline_s: float | None = None
+    hops: int = 0  # greenrooms it has passed, of a model that peers serve
+
+
+@dataclass(frozen=True, slots=True)
+class Far:
+    """What is different about a request that a peer answers."""
+
+    peer: str
+    route: ModelRoute  # how its body is rewritten for there
+    hops: int  # told to the peer
+    response_s: float | None  # longest wait for the head of its answer
+    stall_s: float | None  # longest silence within it
 
 
 @dataclass(slots=True)
@@ -40,6 +52,7 @@ class Grant:
     base_path: str = ""  # path prefix of the engine's URL ("" or "/x", no trailing slash)
     secret_headers: tuple[tuple[bytes, bytes], ...] = ()  # the engine's own key, when it has one
     wire: Any = None  # the data plane's own: what it derived from the address, once a grant
+    far: Far | None = None  # a peer answers, not an engine of ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +114,9 @@ class ModelRoute:
     description: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     keepalive: bool = True
+    owner: str = "greenroom"  # for listings
+    is_remote: bool = False  # no engine of ours serves it
+    may_travel: bool = False  # a peer may answer: it is remote, or its peers help out
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +130,16 @@ class Catalog:
     upstream_ignore_paths: tuple[str, ...] = ()
     control_words: frozenset[str] = frozenset()  # last segments, lower case, of the sleep and wake calls that models declare
     created: int = 0  # unix time for listings
+
+
+class FarTicket(Ticket, Protocol):
+    """The ticket of a request that was admitted to a peer."""
+
+    def answered(self, status: int, retry_after: bytes) -> str:
+        """The head of its answer came.  "": relay it; else why not: give the connection up and call `lost`."""
+
+    def timed_out(self) -> str:
+        """No head came in time; the reason, to be passed to `lost`."""
 
 
 class Admissions(Protocol):

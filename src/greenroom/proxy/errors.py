@@ -70,6 +70,7 @@ REASONS: Mapping[int, bytes] = {
     504: b"Gateway Timeout",
     505: b"HTTP Version Not Supported",
     507: b"Insufficient Storage",
+    508: b"Loop Detected",
     529: b"Overloaded",
 }
 
@@ -238,6 +239,12 @@ def unknown_route(path: str, near: Sequence[str] = ()) -> Refusal:
 
 def method_not_allowed(method: str, path: str, allowed: Sequence[str]) -> Refusal:
     return Refusal(405, "method_not_allowed", f"{shown(method)} is not possible at {shown(path)}; use {' or '.join(allowed)}.")
+
+
+def far_path(path: str, model: str) -> Refusal:
+    """For what /upstream/MODEL/ does not carry to another server."""
+    message = f"{shown(path)} is not relayed: {shown(model)} is served by a peer, which gets inference requests only; ask it there."
+    return Refusal(404, "peer_path", message)
 
 
 def engine_control(path: str) -> Refusal:

@@ -10,12 +10,12 @@ import logging
 from collections.abc import Callable
 from enum import IntEnum
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
 from . import bodies, errors, listing
-from .admission import Grant, ModelRoute, Refusal, Ticket, Wish
+from .admission import Far, FarTicket, Grant, ModelRoute, Refusal, Ticket, Wish
 from .heads import (
     BODY_METHODS,
     CONTINUE,
@@ -32,9 +32,10 @@ from .heads import (
 )
 from .keys import ANYONE, NOBODY, STRIPPED, Holder, Load, is_script
 from .limits import KIB, MIB
+from .peers import HOPS_MAX, hops
 from .record import Record, path_text, start_lines
 from .request_body import RequestBody
-from .targets import Kind, Route
+from .targets import Kind, Route, with_model
 from .tokens import SHORT_BYTES, Edges, count
 from .tunnel import Tunnel
 from .upstream import CHUNKED, LENGTH, NONE, UNTIL_CLOSE, Key, Upstream
@@ -58,6 +59,10 @@ class Phase(IntEnum):
 
 
 KEYS_DROPPED: Final = DROPPED | STRIPPED
+FAR_DROPPED: Final = KEYS_DROPPED | {b"cookie", b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"}
+"""Not for peers: who asks, and which page may, was settled here."""
+
+HOPS_HEADER: Final = b"x-greenroom-hops"
 _INFERENCE: Final = Kind.INFERENCE
 _ASKING: Final = Phase.ASKING
 _WAITING: Final = Phase.WAITING
@@ -82,6 +87,7 @@ class Exchange(RequestBody):
     __slots__ = (
         "admitted_at",
         "asked_at",
+        "asked_name",
         "begun_at",
         "bytes_out",
         "collected",
@@ -96,6 +102,7 @@ class Exchange(RequestBody):
         "grant",
         "headers",
         "heard",
+        "heard_at",
         "holder",
         "http11",
         "is_event_stream",
@@ -151,7 +158,8 @@ class Exchange(RequestBody):
         self.counted = False
         self.told_tokens: int | None = None  # in the answer's head
         self.begun_at = client.loop.time()
-        self.asked_at = self.admitted_at = 0.0
+        self.asked_at = self.admitted_at = self.heard_at = 0.0
+        self.asked_name = ""
         self.first_byte_s: float | None = None
         self.comment_at = inf
 
@@ -208,7 +216,7 @@ class Exchange(RequestBody):
         if not route.may_start and not plane.admissions.is_ready(model_id):
             self.refuse(errors.not_ready(model_id))
             return
-        if route.kind is _INFERENCE and self.size:
+        if route.kind is _INFERENCE and self.size and not model.is_remote:
             self.rewrite(route, model, asked)
         if holder.limit is not None and not self._counts(holder.load, holder.limit):
             return
@@ -218,7 +226,13 @@ class Exchange(RequestBody):
         self.phase = _ASKING
         path = path_text(route.path)
         client = holder.name or self.client.peer
-        self.ticket = plane.admissions.ask(Wish(model_id, asked, path, client, deadline_s=self.deadline_s), self)
+        wish = Wish(model_id, asked, path, client, deadline_s=self.deadline_s)
+        if model.may_travel:
+            self.asked_name = name or ""  # "": the default, which a peer has to be told
+            # What is asked of one engine raw (/upstream) is not for another server, unless only that has the model.
+            is_stuck = route.kind is not _INFERENCE and not model.is_remote
+            wish.hops = HOPS_MAX if is_stuck else hops([value for name, value in self.headers if name == HOPS_HEADER])
+        self.ticket = plane.admissions.ask(wish, self)
         if self.phase is _ASKING:
             self.phase = _WAITING
         elif self.phase is _CONNECTING:
@@ -291,11 +305,18 @@ class Exchange(RequestBody):
         if grant.wire is None:
             grant.wire = (Key(grant.host, grant.port, grant.generation), _host_header(grant.host, grant.port))
         self.key = grant.wire[0]
-        self.admitted_at = self.client.loop.time()
+        self.admitted_at = self.heard_at = self.client.loop.time()
         self.comment_at = inf
         self.phase = _CONNECTING
         if was is not _ASKING:
             self._guarded(self._connect)
+
+    def _write_for(self, model: ModelRoute) -> None:
+        """The body as a peer wants it, whatever was made of it before; a peer reads every dialect itself."""
+        self.source = self.plan = None
+        route = self.route
+        if route is not None and self.size and route.kind is _INFERENCE:
+            self.rewrite_plain(model, self.asked_name)
 
     def refused(self, refusal: Refusal) -> None:
         """Waiter: not now, or never."""
@@ -321,6 +342,8 @@ class Exchange(RequestBody):
         """Run a step that was called from outside; a fault of ours ends this exchange, and no other."""
         try:
             step()
+        except bodies.BadBody as exc:
+            self.refuse(exc.refusal)
         except Exception:
             log.exception("a request could not be relayed")
             self.failed()
@@ -334,8 +357,10 @@ class Exchange(RequestBody):
     # ------------------------------------------------------------------------------------------------------ to the engine
 
     def _connect(self) -> None:
-        key = self.key
+        key, grant = self.key, self.grant
         assert key is not None
+        if grant is not None and grant.far is not None:
+            self._write_for(grant.far.route)
         pool = self.client.server.pool
         upstream = None if self.upgrade or self.retried else pool.take(key)
         if upstream is None:
@@ -353,11 +378,15 @@ class Exchange(RequestBody):
         assert self.route is not None
         extra = grant.secret_headers if grant is not None else self._who()
         dropped = KEYS_DROPPED if control or extra or self.client.server.plane.keys.required else DROPPED
+        if grant is not None and grant.far is not None:
+            dropped, extra = FAR_DROPPED, [*extra, *self._for_peer(grant.far)]
         if self.options:
             dropped = dropped | frozenset(self.options)
         if self.plan is not None or self.early:
             dropped = dropped | {b"accept-encoding"}  # the answer has to be read, or is inside a stream that has begun
         path = self.plan.path if self.plan is not None else self.route.path
+        if grant is not None and grant.far is not None and self.route.name is not None and self.route.kind is _INFERENCE:
+            path = with_model(path, grant.far.route.use_model_name or grant.model)
         if grant is not None and grant.base_path:
             path = grant.base_path.encode("latin-1") + path
         host = self._client_host() if grant is None else grant.wire[1]
@@ -365,6 +394,13 @@ class Exchange(RequestBody):
         head = request_head(self.method, path, host, self.headers, dropped, length, extra, self.upgrade)
         is_head = self.method == b"HEAD"
         upstream.begin(self, head, body, size, is_head=is_head, upgrade=self.upgrade, keeps_cors=control)
+
+    def _for_peer(self, far: Far) -> Headers:
+        told: Headers = [(HOPS_HEADER, b"%d" % far.hops)]
+        if self.deadline_s is not None:
+            left_s = self.deadline_s - (self.admitted_at - self.asked_at)
+            told.append((b"x-greenroom-deadline-ms", b"%d" % max(1, round(left_s * 1000))))
+        return told
 
     def _who(self) -> Headers:
         """For the control plane: who asks, as `keys` tells."""
@@ -417,6 +453,9 @@ class Exchange(RequestBody):
 
     def answered(self, upstream: Upstream) -> None:
         """Sink: the head of the answer.  It is written together with the first bytes of the body."""
+        is_far = self.grant is not None and self.grant.far is not None
+        if is_far and self._is_turned_down(upstream):
+            return
         if self.grant is not None:
             self.first_byte_s = self.client.loop.time() - self.admitted_at
             if 200 <= upstream.status < 300 and not upstream.encoded:
@@ -424,7 +463,7 @@ class Exchange(RequestBody):
                 if upstream.told_tokens is not None:
                     self.told_tokens = upstream.told_tokens
         self.heard = True
-        if upstream.sent:
+        if upstream.sent and not (is_far and not self.early):  # another peer may need it, until the first byte
             self.forget_body()
         status = upstream.status
         if self.early:
@@ -449,6 +488,15 @@ class Exchange(RequestBody):
             if not upstream.cache_control:
                 lines.append(b"Cache-Control: no-cache\r\n")
         self.pending = response_head(status, lines, self._extra(), self._frame(upstream))
+
+    def _is_turned_down(self, upstream: Upstream) -> bool:
+        """Whether another peer is asked instead, or the answer is none that is relayed."""
+        told = next((line for line in upstream.lines if line[:12].lower() == b"retry-after:"), b"")
+        why = cast(FarTicket, self.ticket).answered(upstream.status, told[12:])
+        if why:
+            self._drop_upstream()
+            self._guarded(lambda: self._lost(why))
+        return bool(why)
 
     def _frame(self, upstream: Upstream) -> bytes:
         """Choose how the client is told the end; the lines for it."""
@@ -481,6 +529,8 @@ class Exchange(RequestBody):
         if grant is None:
             return b""
         lines = start_lines(grant.model, grant.start) + b"X-Greenroom-Wait-Ms: %d\r\n" % grant.waited_ms
+        if grant.far is not None:
+            lines += b"X-Greenroom-Peer: %b\r\n" % grant.far.peer.encode("ascii")
         if self.origin:
             lines += b"".join(self.cors())
         return lines
@@ -510,6 +560,11 @@ class Exchange(RequestBody):
         else:
             out: list[bytes] = []
             if pending is not None:
+                if self.grant is not None and self.grant.far is not None:
+                    if not pieces and not done:
+                        return  # a peer's head goes with its first byte: until then another may answer instead
+                    if self.upstream is not None and self.upstream.sent:
+                        self.forget_body()
                 self.pending = None
                 out.append(pending)
             size = sum(map(len, pieces))
@@ -591,10 +646,29 @@ class Exchange(RequestBody):
         if self.phase is _OVER:
             return
         self.upstream = None
+        if self._is_nothing_told():
+            self._guarded(lambda: self._lost(why))
+            return
         self.client.server.stats.engine_broke += 1
         who = f"The engine of {self.grant.model}" if self.grant is not None else "The control plane"
+        if self.grant is not None and self.grant.far is not None:
+            who = f"The peer {self.grant.far.peer}"
         refusal = Refusal(502, "engine_broke", f"{who} failed: {why}.")
         self._guarded(lambda: self._fail(refusal, Outcome.ENGINE_BROKE))
+
+    def _is_nothing_told(self) -> bool:
+        """Whether another peer may still answer: nothing of this one's answer has gone to the client, which is forgotten here."""
+        if self.grant is None or self.grant.far is None or self.phase is not _SENT:
+            return False
+        if self.first_byte_s is not None and self.pending is None:
+            return False
+        self.first_byte_s = self.told_tokens = None
+        self.counted = False
+        if not self.early:
+            self.pending = self.ends = self.length = None
+            self.status = self.looked_at = 0
+            self.is_event_stream, self.framing = False, NONE
+        return True
 
     def switched(self, upstream: Upstream, early: bytes) -> None:
         """Sink: the engine accepted the upgrade; both connections become a tunnel."""
@@ -613,12 +687,33 @@ class Exchange(RequestBody):
 
     def tick(self, now: float) -> None:
         """Called by the sweep while this exchange is the client's active one."""
+        if self.grant is not None and self.grant.far is not None and self.phase is _SENT:
+            self._watch_peer(self.grant.far, now)
         if self.heard:
             self.heard = False
             if self.ticket is not None and self.phase in (_SENT, _TUNNEL):
                 self.ticket.alive()
         if now >= self.comment_at and self.phase is _WAITING:
             self._comment(now)
+
+    def _watch_peer(self, far: Far, now: float) -> None:
+        """It has so long for the head of its answer, and so long between two pieces of it."""
+        upstream = self.upstream
+        if self.heard or upstream is None or upstream.held or not upstream.sent:
+            self.heard_at = now
+            return
+        has_head = upstream.headed
+        limit_s = far.stall_s if has_head else far.response_s
+        if limit_s is None or now - self.heard_at < limit_s:
+            return
+        why = cast(FarTicket, self.ticket).timed_out()
+        self._drop_upstream()
+        if self._is_nothing_told():
+            self._guarded(lambda: self._lost(why))
+        else:
+            self.client.server.stats.engine_broke += 1
+            message = f"The peer {far.peer} fell silent within its answer for {limit_s:g} s (peers.{far.peer}.stall_timeout)."
+            self._fail(Refusal(504, "peer_silent", message), Outcome.ENGINE_BROKE)
 
     def _comment(self, now: float) -> None:
         assert self.ticket is not None
@@ -770,6 +865,7 @@ class Exchange(RequestBody):
             tokens_in,
             tokens_out,
             self.request,
+            grant.far.peer if grant is not None and grant.far is not None else "",
         )
 
 

@@ -74,6 +74,8 @@ _MARKS: Final = {
     b"x-greenroom-model": Mark.HOP,
     b"x-greenroom-start": Mark.HOP,
     b"x-greenroom-wait-ms": Mark.HOP,
+    b"x-greenroom-peer": Mark.HOP,
+    b"x-greenroom-hops": Mark.HOP,  # counted anew for each peer
     b"x-greenroom-key-name": Mark.HOP,  # ours to tell the control plane
     b"x-greenroom-scopes": Mark.HOP,
 }

@@ -9,7 +9,7 @@ import msgspec
 
 from greenroom.proxy.admission import Admissions, Catalog, ModelRoute
 
-_LOADED = frozenset({"ready", "draining"})
+_LOADED = frozenset({"ready", "draining", "peer"})
 
 
 def _entry(name: str, route: ModelRoute, catalog: Catalog, admissions: Admissions) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def _entry(name: str, route: ModelRoute, catalog: Catalog, admissions: Admission
         "id": name,
         "object": "model",
         "created": catalog.created,
-        "owned_by": "greenroom",
+        "owned_by": route.owner,
         "status": {"value": "loaded" if state in _LOADED else "unloaded", "state": state},
     }
     if route.name:

@@ -30,6 +30,7 @@ class Record(NamedTuple):
     tokens_in: int | None = None  # as the engine counted them; None: it did not say
     tokens_out: int | None = None
     request: int = 0  # its number; 0 = it was never asked for
+    peer: str = ""  # who answered; "" = an engine of ours, or nobody
 
 
 def start_lines(model: str, start: str) -> bytes:

@@ -132,6 +132,13 @@ class RequestBody:
             self.plan = plan
             self.source = plan.body
 
+    def rewrite_plain(self, model: ModelRoute, asked: str) -> None:
+        """Apply the model's filters alone, to the body as it came."""
+        if self.form is not None or (self.holds_form and self.body.lstrip(b" \t\r\n")[:1] != b"{"):
+            self._rewrite_form(model, asked)
+        elif bodies.needs_rewrite(model, asked):
+            self.source = bodies.rewrite_json(self.body, model, asked)
+
     def _rewrite_form(self, model: ModelRoute, asked: str) -> None:
         if model.use_model_name is None or model.use_model_name == asked:
             return

@@ -112,7 +112,7 @@ class _Leg(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self.tunnel.ended(self)
-        return True
+        return bool(self.transport.can_write_eof())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
@@ -133,7 +133,10 @@ class _Leg(asyncio.Protocol):
     def write_eof(self) -> None:
         if not self.is_lost and not self.has_written_eof and not self.transport.is_closing():
             self.has_written_eof = True
-            self.transport.write_eof()
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            else:  # TLS has no half-closed connections
+                self.transport.close()
 
 
 class Tunnel:

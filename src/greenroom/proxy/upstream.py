@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol, cast
 
@@ -32,12 +33,24 @@ NONE, LENGTH, CHUNKED, UNTIL_CLOSE = range(4)
 _CONTENT_LENGTH: Final = int(Mark.CONTENT_LENGTH)
 
 
+class Line:
+    """How a peer is reached: with TLS or without, how long that may take, how long an idle connection is kept."""
+
+    __slots__ = ("connect_s", "idle_s", "tls")
+
+    def __init__(self, tls: ssl.SSLContext | None, connect_s: float, idle_s: float) -> None:
+        self.tls = tls
+        self.connect_s = connect_s
+        self.idle_s = idle_s
+
+
 class Key(NamedTuple):
-    """What makes two engine connections interchangeable.  `port` 0: `host` is the path of a Unix socket."""
+    """What makes two connections interchangeable.  `port` 0: `host` is the path of a Unix socket."""
 
     host: str
     port: int
     generation: int
+    line: Line | None = None  # to a peer; None: to an engine of this machine
 
 
 class Sink(Protocol):
@@ -127,7 +140,7 @@ class Upstream(asyncio.Protocol):
         self.sink: Sink | None = None
         self.reused = self.closed = self.held = self.write_paused = False
         self.idle_until = 0.0
-        self.idle_s = pool.limits.pool_idle_s_max
+        self.idle_s = pool.limits.pool_idle_s_max if key.line is None else key.line.idle_s
         self._reset()
 
     def _reset(self) -> None:
@@ -222,10 +235,14 @@ class Upstream(asyncio.Protocol):
             self._switch(sink, data[switch.args[0] :])
             return
         except httptools.HttpParserError as exc:
+            if self.sink is not sink:
+                return
             if not self.done:
                 self._broken(sink, self.fault or f"its answer is not valid HTTP ({exc})")
                 return
             self.surplus = True  # an error after the end is not the client's problem
+        if self.sink is not sink:  # given up as soon as its head was read
+            return
         if not self.headed:
             self.fed_bytes += len(data)
             if self.fed_bytes > self.pool.head_bytes_max:
@@ -290,7 +307,7 @@ class Upstream(asyncio.Protocol):
             case Mark.KEEP_ALIVE:
                 told_s = keep_alive_s(value)
                 if told_s is not None:
-                    self.idle_s = min(self.pool.limits.pool_idle_s_max, told_s - 1.0)
+                    self.idle_s = min(self.idle_s, told_s - 1.0)
                 return False
             case Mark.HOP | Mark.UPGRADE | Mark.DEADLINE:
                 return False
@@ -470,14 +487,20 @@ class Pool:
 
     async def _dial(self, key: Key, sink: Sink) -> None:
         make: Callable[[], Upstream] = lambda: Upstream(self, key)  # noqa: E731
+        line = key.line
+        connect_s = self.limits.connect_s_max if line is None else line.connect_s
         try:
-            async with asyncio.timeout(self.limits.connect_s_max):
+            async with asyncio.timeout(connect_s):
                 if key.port == 0:
                     _, upstream = await self.loop.create_unix_connection(make, key.host)
+                elif line is not None and line.tls is not None:
+                    _, upstream = await self.loop.create_connection(make, key.host, key.port, ssl=line.tls, server_hostname=key.host)
                 else:
                     _, upstream = await self.loop.create_connection(make, key.host, key.port)
         except TimeoutError:
-            sink.unreachable(f"it took no connection within {self.limits.connect_s_max:g} s")
+            sink.unreachable(f"it took no connection within {connect_s:g} s")
+        except ssl.SSLCertVerificationError as exc:
+            sink.unreachable(f"its certificate cannot be trusted: {exc.verify_message}")
         except (OSError, UnicodeError) as exc:
             sink.unreachable(f"it takes no connection ({exc})")
         else:

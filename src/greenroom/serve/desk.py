@@ -26,6 +26,7 @@ from greenroom.shell.heart import Shell
 from . import engine_metrics
 from .accounts import Accounts
 from .lookout import Lookout, rounded
+from .peers import PeersShown
 from .wiring import Plan
 
 EVENTS_KEPT = 512  # for a late or returning subscriber
@@ -146,6 +147,7 @@ class Desk(Lookout):
         ledger_path: Path | None = None,
     ) -> None:
         self.plan = plan  # replaced on reload
+        self.peers: PeersShown | None = None
         self._accounts = accounts or Accounts()
         self._metrics, self._ledger = Metrics(), ledger
         if ledger is not None:
@@ -161,6 +163,9 @@ class Desk(Lookout):
 
     def view(self) -> View:
         return self._shell.scheduler.view(self._shell.clock())
+
+    def peers_status(self) -> list[dict[str, Any]]:
+        return self.peers.status() if self.peers is not None else []
 
     def extra(self, model: str) -> InstanceExtra:
         running = self._crew.running.get(model)
@@ -249,7 +254,7 @@ class Desk(Lookout):
         page, uptime_s = Page(), self.uptime_s()
         for _ in self._metrics.fill(page, view, version=self.version, uptime_s=uptime_s, requests=self._accounts.of, dropped=dropped):
             await asyncio.sleep(0)  # requests are not kept waiting for figures
-        text = page.text()
+        text = page.text() + (self.peers.metrics() if self.peers is not None else "")
         return text + await engine_metrics.gather(view, self._crew.running.get) if engines else text
 
 

@@ -33,9 +33,12 @@ from greenroom.ledger.schema import FILE
 from greenroom.ledger.store import Ledger
 from greenroom.ledger.traces import MissingExtra, Traces, require
 from greenroom.proxy import server as data_plane
+from greenroom.proxy.admission import Catalog
 from greenroom.proxy.guards import Guards
 from greenroom.proxy.keys import Keys
 from greenroom.proxy.limits import Limits
+from greenroom.proxy.peer_door import PeerDoor, Peers
+from greenroom.proxy.peer_probe import PeerWatch
 from greenroom.shell.crew import HostCrew
 from greenroom.shell.heart import Shell
 from greenroom.shell.watch import DozeWatch, Sampler, StallGuard
@@ -44,6 +47,7 @@ from .accounts import Accounts
 from .books import Books
 from .desk import Desk, EventFeed, RingHandler
 from .door import Door
+from .peers import PeersShown
 from .wiring import Plan, limits_of, make_plan
 
 log = logging.getLogger("greenroom")
@@ -74,8 +78,8 @@ def serve_forever(config_path: str, listen: str | None, state_dir: str | None, *
 
 
 def hide_keys(config: Config) -> None:
-    """Engines inherit our environment: what holds a client's key leaves it."""
-    for name in [name for name, value in os.environ.items() if value in config.api_keys]:
+    """Engines inherit our environment: what holds a client's key, or one of ours for a peer, leaves it."""
+    for name in [name for name, value in os.environ.items() if value in config.secrets]:
         del os.environ[name]
 
 
@@ -185,10 +189,12 @@ class GreenroomServer:
         self.shell.tellers += [self.feed.tell, self._remember]
         self.door = Door(self.shell, self.crew)
         self.crew.lacking, self.door.mended = dict(plan.missing), self._mended
-        self.crew.masked = self.config.api_keys
+        self.crew.masked = self.config.secrets
+        self.peer_door = PeerDoor(self.door, Peers(), self.shell.next_request, self.shell.clock)
         self.accounts = Accounts()
         self.books = Books(self.shell, self.ledger, self.accounts)
         self.desk = Desk(self.shell, self.crew, plan, self.feed, self._own_log, self.accounts, self.ledger, self.journal)
+        self.desk.peers = PeersShown(self.peer_door)
         self.shell.tellers.append(self.desk.told)
         self.plan = plan
         async with self._control() as socket_path:
@@ -203,6 +209,7 @@ class GreenroomServer:
                 self.shell.spawn(sampler.run()),
                 self.shell.spawn(StallGuard(self.shell, self.crew, self.door).run()),
                 self.shell.spawn(DozeWatch(self.shell, self.crew).run()),
+                self.shell.spawn(PeerWatch(self.peer_door, listener.pool).run()),
             ]
             self._announce(listener, plan)
             self.shell.begin()
@@ -233,8 +240,8 @@ class GreenroomServer:
     def _plane(self, plan: Plan, socket_path: str) -> data_plane.DataPlane:
         config = plan.config
         return data_plane.DataPlane(
-            admissions=self.door,
-            catalog=plan.catalog,
+            admissions=self.peer_door if plan.peers else self.door,
+            catalog=self._with_peers(plan),
             keys=Keys(config.keys),
             guards=Guards(self.listen[0], config.allowed_hosts, config.cors_origins, check_host=not config.api_keys),
             limits=limits_of(config),
@@ -242,6 +249,13 @@ class GreenroomServer:
             hooks=self.books,
             ready=lambda: not self.shell.scheduler.shutting_down,
         )
+
+    def _with_peers(self, plan: Plan) -> Catalog:
+        """What the data plane routes by: the models of this machine and what peers serve."""
+        peers = Peers(plan.peers, self.shell.clock(), self.peer_door.peers)
+        catalog = peers.catalog(plan.catalog)
+        self.peer_door.peers = peers
+        return catalog
 
     @contextlib.asynccontextmanager
     async def _control(self):  # type: ignore[no-untyped-def]
@@ -338,11 +352,12 @@ class GreenroomServer:
         self.crew.stage = plan.stage
         self.plan = self.desk.plan = plan
         self.crew.lacking = dict(plan.missing)
-        self.crew.masked = config.api_keys
-        self._own_log.mask(config.api_keys)
+        self.crew.masked = config.secrets
+        self._own_log.mask(config.secrets)
         hide_keys(config)
         plane = self._plane_now
-        plane.catalog, plane.keys = plan.catalog, Keys(config.keys, plane.keys)
+        plane.catalog, plane.keys = self._with_peers(plan), Keys(config.keys, plane.keys)
+        plane.admissions = self.peer_door if plan.peers else self.door
         plane.guards = Guards(self.listen[0], config.allowed_hosts, config.cors_origins, check_host=not config.api_keys)
         self.shell.reload(plan.setup)
 
@@ -383,7 +398,7 @@ class GreenroomServer:
     # ------------------------------------------------------------------ logging
 
     def _set_up_logging(self) -> LogRing:
-        ring = LogRing("greenroom", file=self.home / "greenroom.log", mask=self.config.api_keys)
+        ring = LogRing("greenroom", file=self.home / "greenroom.log", mask=self.config.secrets)
         handler = RingHandler(ring)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)

@@ -20,7 +20,10 @@ from greenroom.host.memory import total_mib
 from greenroom.ledger.footprints import Footprints, Key, Learned
 from greenroom.proxy.admission import Catalog, ModelRoute
 from greenroom.proxy.limits import Limits
+from greenroom.proxy.peer_door import Peer
 from greenroom.shell.crew import Stage
+
+from .peers import peers_of
 
 log = logging.getLogger("greenroom")
 
@@ -69,6 +72,7 @@ class Plan:
     estimates: Mapping[str, Estimate]
     keys: Mapping[str, Key]  # model -> key of its learned figures
     missing: Mapping[str, str]  # model -> what it lacks to start
+    peers: tuple[Peer, ...] = ()
 
 
 def make_plan(config: Config, gpus: Sequence[GpuInfo], learned: Footprints) -> Plan:
@@ -92,7 +96,7 @@ def make_plan(config: Config, gpus: Sequence[GpuInfo], learned: Footprints) -> P
     dozers = frozenset(model.id for model in models if model.doze is not None)
     booked_only = frozenset(device.id for device in devices if not device.measured)
     stage = Stage(engines, refs, config.start_port, levels, dozers, booked_only)
-    return Plan(config, setup, stage, catalog_of(config, engines), estimates, keys, missing)
+    return Plan(config, setup, stage, catalog_of(config, engines), estimates, keys, missing, peers_of(config))
 
 
 # ------------------------------------------------------------------ devices
