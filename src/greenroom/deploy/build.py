@@ -247,7 +247,7 @@ class _Builder:
         self._refuse_client(model, engine)
         image = self._image(model, engine)
         model, fetched = self._fetched(model, engine)
-        places = Places()
+        places = Places(inside=tuple(mount.target for mount in fetched))
         engine = _inner(replace(model, container=ContainerConfig("podman", image, *_kept(model.container))))
         launch = engine.launch(port, ())
         share = self._share(model, engine)

@@ -49,6 +49,7 @@ SYSTEM = (*KERNEL, "/bin", "/boot", "/etc", "/lib", "/lib64", "/run", "/sbin", "
 class Places:
     """Host paths seen so far, each with its place inside; no two share one."""
 
+    inside: tuple[str, ...] = ()  # folders that are there inside only
     targets: dict[str, str] = field(default_factory=dict)  # host path -> path inside
     same: dict[str, bool] = field(default_factory=dict)  # host path mounted where it lies -> read-only
 
@@ -77,7 +78,7 @@ class Places:
     def environment(self, env: Sequence[tuple[str, str]]) -> None:
         """Values are kept; what they name is mounted where it lies."""
         for name, value in env:
-            if not value.startswith("/") or _is_in(value, SYSTEM):
+            if not value.startswith("/") or value == "/" or _is_in(value, SYSTEM):
                 continue
             if name in CACHE_VARIABLES:
                 self.same[os.path.normpath(value)] = False
@@ -128,7 +129,7 @@ class Places:
 
     def _path(self, text: str, host_path: Callable[[str], str | None]) -> str:
         found = host_path(text)
-        if found is None or _is_in(found, KERNEL):
+        if _is_in(text, self.inside) or found is None or found == "/" or _is_in(found, KERNEL):
             return text
         return self.place(found)
 
@@ -156,7 +157,7 @@ def _is_path(text: str) -> bool:
 
 def _is_in(path: str, folders: Sequence[str]) -> bool:
     path = os.path.normpath(path)
-    return path == "/" or any(path == folder or path.startswith(f"{folder}/") for folder in folders)
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
 def _safe(name: str) -> str:
