@@ -35,6 +35,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "replay": ("greenroom.cli.replay:replay", "Replay what was recorded, exactly or under other settings."),
     "graduate": ("greenroom.cli.graduate_cmd:graduate", "Tell whether this box is outgrown, and what a cluster would take."),
     "generate": ("greenroom.cli.generate_cmd:generate", "Write files that run the same models elsewhere."),
+    "pull": ("greenroom.cli.pull_cmd:pull", "Bring a model here."),
+    "push": ("greenroom.cli.push_cmd:push", "Bring a model to a registry."),
     "config": ("greenroom.cli.convert:config", "Convert configuration files."),
 }
 

@@ -101,3 +101,15 @@ def _reader(answer: aiohttp.ClientResponse) -> Callable[[], Awaitable[bytes]]:
             raise unreachable(answer.url, exc) from None
 
     return read
+
+
+async def bytes_of(opener: Opener, offset: int, length: int) -> AsyncIterator[bytes]:
+    """The bytes themselves, whatever the server makes of ranges."""
+    async with opener(offset, length) as found:
+        skip = offset - found.start
+        while length and (data := await found.read()):
+            data, skip = data[skip:], max(0, skip - len(data))
+            data = data[:length]
+            length -= len(data)
+            if data:
+                yield data

@@ -20,7 +20,7 @@ from . import auth
 from .auth import Challenge, Credentials
 from .facts import Damaged, NotFound, Reference, Refused, StoreError, Unreachable
 from .guard import DEFAULT_PORTS, host_port
-from .layouts import CONFIG_BYTES_MAX, MANIFEST_BYTES_MAX, MANIFEST_TYPES
+from .layouts import CONFIG_BYTES_MAX, MANIFEST_BYTES_MAX, MANIFEST_TYPES, OCI_INDEX
 from .ranges import Opened, Stretch, range_headers, status_error, stretch
 from .web import TEXT_BYTES_MAX, TRIES_MAX, Body, NotTls, Text, Web, bounded, words
 
@@ -108,13 +108,6 @@ class Registry:
 
         return await self.first(reference, one)
 
-    async def has_manifest(self, reference: Reference, which: str) -> bool:
-        try:
-            await self.manifest(reference, which)
-        except NotFound:
-            return False
-        return True
-
     async def blob(self, reference: Reference, digest: str, size: int, bytes_max: int = CONFIG_BYTES_MAX) -> bytes:
         """A small blob, whole and checked."""
         if size > bytes_max:
@@ -169,6 +162,17 @@ class Registry:
             link = NEXT_LINK.search(text.headers.get("Link", ""))
             path = f"tags/list?{URL(link[1], encoded=True).raw_query_string}" if link else ""
         return found
+
+    async def referrers(self, reference: Reference, digest: str) -> dict[str, Any]:
+        """The list of what refers to a manifest (an OCI index); {} when there is none."""
+        place = await self.home(reference)
+        text = await self.text("GET", place, f"referrers/{digest}", {"Accept": OCI_INDEX}, bytes_max=MANIFEST_BYTES_MAX)
+        if text.status == 200 and text.headers.get("Content-Type", "").startswith(OCI_INDEX):
+            return _object(text.data)
+        try:  # a registry that cannot list has a tag instead
+            return (await self.manifest(reference, digest.replace(":", "-"))).json()
+        except NotFound:
+            return {}
 
     # ------------------------------------------------------------------------------------------------------ requests
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from yarl import URL
 
 from .facts import Damaged, Reference, Refused, StoreError, Unreachable
+from .packing import Layer, read_layer
 from .ranges import status_error
 from .registry import Place, Registry
 from .web import BACKOFF_S_MAX, Text, words
 
-PIECE_BYTES = 1024 * 1024  # read and sent at once
 CHUNK_BYTES = 64 * 1024 * 1024  # of a PATCH, where all at once did not go
 TRIES_MAX = 5  # in a row, without a byte more at the registry
 RECEIVED = re.compile(r"(?:bytes=)?0-(\d{1,18})")
@@ -26,24 +24,16 @@ OnBytes = Callable[[int], None]  # how many of a blob's bytes are there
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where a blob's bytes come from.  A folder of slices lets a tar layer be sent without being written first."""
+class Blob:
+    """What is to be there."""
 
     digest: str
     size: int
-    read: Callable[[int, int], bytes]  # offset, length; runs in a thread
+    read: Callable[[int], Iterator[bytes]]  # its bytes from an offset on; runs in a thread
 
 
-def of_bytes(data: bytes) -> Source:
-    return Source("sha256:" + hashlib.sha256(data).hexdigest(), len(data), lambda offset, length: data[offset : offset + length])
-
-
-def of_file(path: Path, digest: str, size: int) -> Source:
-    def read(offset: int, length: int) -> bytes:
-        with open(path, "rb", buffering=0) as file:
-            return os.pread(file.fileno(), length, offset)
-
-    return Source(digest, size, read)
+def of_layer(layer: Layer) -> Blob:
+    return Blob(layer.digest, layer.size, lambda offset: read_layer(layer, offset))
 
 
 async def has_blob(registry: Registry, reference: Reference, digest: str) -> bool:
@@ -55,24 +45,24 @@ async def has_blob(registry: Registry, reference: Reference, digest: str) -> boo
 
 
 async def push_blob(
-    registry: Registry, reference: Reference, source: Source, *, mount_from: str = "", on_bytes: OnBytes = lambda count: None
+    registry: Registry, reference: Reference, blob: Blob, *, mount_from: str = "", on_bytes: OnBytes = lambda count: None
 ) -> str:
     """Brings a blob to the reference's repository; tells how: `there`, `mounted`, `pushed`, `pushed in pieces`.
 
     `mount_from`: another repository of the registry that may have it.  Raises Refused, Unreachable, Damaged.
     """
-    if await has_blob(registry, reference, source.digest):
-        on_bytes(source.size)
+    if await has_blob(registry, reference, blob.digest):
+        on_bytes(blob.size)
         return "there"
     place = await registry.home(reference)
-    query = f"?mount={source.digest}&from={mount_from}" if mount_from and mount_from != reference.path else ""
+    query = f"?mount={blob.digest}&from={mount_from}" if mount_from and mount_from != reference.path else ""
     text = await registry.text("POST", place, f"blobs/uploads/{query}", {"Content-Length": "0"}, push=True)
     if text.status == 201:
-        on_bytes(source.size)
+        on_bytes(blob.size)
         return "mounted"
     if text.status != 202:
         raise _error(text, reference)
-    return await _Upload(registry, place, reference, source, on_bytes, _location(text, place.base)).run()
+    return await _Upload(registry, place, reference, blob, on_bytes, _location(text, place.base)).run()
 
 
 async def put_manifest(registry: Registry, reference: Reference, data: bytes, media_type: str, which: str = "") -> str:
@@ -94,14 +84,14 @@ class _Upload:
     registry: Registry
     place: Place
     reference: Reference
-    source: Source
+    blob: Blob
     on_bytes: OnBytes
     url: URL  # the upload's own address; every answer may give a new one
 
     async def run(self) -> str:
         """All at once, as most registries take it; in pieces when that is refused or breaks off."""
         try:
-            text = await self._send("PUT", self._closing(), 0, self.source.size)
+            text = await self._send("PUT", self._closing(), 0, self.blob.size)
             if text.status in (200, 201):
                 return "pushed"
             if text.status in (401, 403, 507):
@@ -109,17 +99,17 @@ class _Upload:
         except Unreachable:
             pass  # the connection broke: what arrived counts
         await self._in_pieces()
-        text = await self._send("PUT", self._closing(), self.source.size, 0)
+        text = await self._send("PUT", self._closing(), self.blob.size, 0)
         if text.status not in (200, 201):
             raise _error(text, self.reference)
         return "pushed in pieces"
 
     async def _in_pieces(self) -> None:
         done, idle = await self._received(), 0
-        while done < self.source.size:
+        while done < self.blob.size:
             before = done
             try:
-                length = min(CHUNK_BYTES, self.source.size - done)
+                length = min(CHUNK_BYTES, self.blob.size - done)
                 text = await self._send("PATCH", self.url, done, length)
                 if text.status in (401, 403, 507):
                     raise _error(text, self.reference)
@@ -132,7 +122,7 @@ class _Upload:
                 done = await self._received()
             idle = 0 if done > before else idle + 1
             if idle >= TRIES_MAX:
-                raise Unreachable(f"{self.place.host} takes no more of {self.source.digest} after {done:,} bytes: push again later")
+                raise Unreachable(f"{self.place.host} takes no more of {self.blob.digest} after {done:,} bytes: push again later")
             if idle:
                 await asyncio.sleep(min(BACKOFF_S_MAX, self.registry.web.backoff_s * 2**idle))
 
@@ -151,7 +141,7 @@ class _Upload:
         if "Location" in answer.headers:
             self.url = _joined(answer.url, answer.headers["Location"])
         done = int(match[1]) + 1 if match and match[1] != "0" else 0
-        return min(done, self.source.size)
+        return min(done, self.blob.size)
 
     async def _send(self, method: str, url: URL, offset: int, length: int) -> Text:
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(length)}
@@ -162,20 +152,24 @@ class _Upload:
 
     async def _pieces(self, offset: int, length: int) -> AsyncIterator[bytes]:
         loop, end = asyncio.get_running_loop(), offset + length
-        ahead = loop.run_in_executor(None, self.source.read, offset, min(PIECE_BYTES, length))
-        while offset < end:
-            data = await ahead
-            if not data:
-                raise StoreError(f"{self.source.digest} became shorter while it was pushed: it must not change meanwhile")
-            offset += len(data)
-            if offset < end:
-                ahead = loop.run_in_executor(None, self.source.read, offset, min(PIECE_BYTES, end - offset))
-            yield data
-            self.on_bytes(offset)
+        pieces = self.blob.read(offset)
+        ahead = loop.run_in_executor(None, next, pieces, b"")
+        try:
+            while offset < end:
+                data = await ahead
+                if not data:
+                    raise StoreError(f"{self.blob.digest} became shorter while it was pushed: it must not change meanwhile")
+                data = data[: end - offset]
+                offset += len(data)
+                ahead = loop.run_in_executor(None, next, pieces, b"")
+                yield data
+                self.on_bytes(offset)
+        finally:
+            await asyncio.wait([ahead])
 
     def _closing(self) -> URL:
         query = f"{self.url.raw_query_string}&" if self.url.raw_query_string else ""
-        return URL(f"{str(self.url).partition('?')[0]}?{query}digest={self.source.digest.replace(':', '%3A')}", encoded=True)
+        return URL(f"{str(self.url).partition('?')[0]}?{query}digest={self.blob.digest.replace(':', '%3A')}", encoded=True)
 
 
 def _location(text: Text, base: URL) -> URL:
