@@ -12,7 +12,7 @@ import pytest
 
 from greenroom.cli import text
 from greenroom.cli.check import ModelNeed, candidates_of, named, never_fits, page, place, problems_of, together
-from greenroom.cli.check_sleep import Naps, crowding, lines
+from greenroom.cli.check_sleep import Naps, crowding, lines, of_many
 from greenroom.config.load import load_config, load_config_text
 from greenroom.config.model import Config, DeviceConfig, ModelConfig, SizeSpec
 from greenroom.core.facts import SleepTier
@@ -170,6 +170,21 @@ def test_candidates(own: tuple[str, ...], devices: list[str], wanted: tuple[str,
 
 
 # ------------------------------------------------------------------------------------------------------------ the command
+
+
+@pytest.mark.parametrize(
+    ("why", "many"),
+    [
+        ("it has no sleep routes", "they have no sleep routes"),
+        ("it falls asleep by itself only, 5 s after its last request", "they fall asleep by themselves only, 5 s after their last request"),
+        ("greenroom knows no sleep routes of this engine; declare its `sleep` and `wake` calls",
+         "greenroom knows no sleep routes of their engines; declare their `sleep` and `wake` calls"),
+        ("--can-sleep is not given", "--can-sleep is not given"),
+    ],
+)  # fmt: skip
+def test_what_an_engine_says_of_itself_is_said_well_of_several(why: str, many: str) -> None:
+    """`chat, embed do not sleep: they have no sleep routes`."""
+    assert of_many(why) == many
 
 
 @pytest.mark.usefixtures("fake_engines")

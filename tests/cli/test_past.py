@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from greenroom.cli.thrash import story
 from greenroom.core.facts import Action, Event
 from greenroom.ledger.store import Ledger
 from greenroom.planner.replay import Scene
@@ -75,6 +77,16 @@ def test_thrash_names_the_pair_and_the_way_out(thrashing: Path, tmp_path: Path) 
     assert any(line.strip().startswith("*  Lower the memory share of agent from 0.55 to 0.44") for line in lines)
     assert any(line.strip().startswith("+    cmd: vllm serve") and line.endswith("--gpu-memory-utilization 0.44") for line in lines)
     assert any("greenroom replay --set models.agent.memory=" in line for line in lines)
+
+
+def test_a_command_that_is_told_can_be_pasted_whatever_a_model_is_called() -> None:
+    """Quoted for a shell: a name may hold what a shell would run."""
+    changes = ["models.a;$(id) 'b.ttl=60"]
+    fix = {"text": "x", "swaps_h": 0.0, "mean_wait_s": 0.0, "effect": "", "suggested": True, "diff": [], "changes": changes}
+    figures = dict.fromkeys(("slow", "slow_total", "waited_requests_h", "waited_s_h", "regret", "swaps"), 0)
+    one = {"text": "t", "pair": ["a", "b"], **figures, "fixes": [fix]}
+    line = story(one)[-1].strip()
+    assert shlex.split(line.removeprefix("try it: ")) == ["greenroom", "replay", "--set", "models.a;$(id) 'b.ttl=60"]
 
 
 def test_thrash_as_json_is_what_the_page_shows(thrashing: Path) -> None:

@@ -62,6 +62,20 @@ def test_an_estimate_says_what_it_is_made_of(tmp_path: Path) -> None:
     assert (estimate.host_mib, estimate.device_mib is not None) == (0, True)
 
 
+def test_smaller_contexts_are_told_with_what_they_free(tmp_path: Path) -> None:
+    """In eighths of the one that is set, by the same arithmetic as the estimate; nothing where no context is set or no file is there."""
+    model = demo_models.tiny_llama(tmp_path / "a.gguf", layers=8, embd=512, heads=8, kv_heads=8, ff=1024)
+    engine = describe(a_model(f"llama-server -m {model} -c 32768"))
+    told = dict(engine.contexts([GPU0]))
+
+    assert list(told) == [32768 * part // 8 for part in range(7, 0, -1)]
+    half = describe(a_model(f"llama-server -m {model} -c 16384")).estimate([GPU0])
+    assert told[16384] == engine.estimate([GPU0]).device_mib - half.device_mib > 100
+    assert describe(a_model(f"llama-server -m {model}")).contexts([GPU0]) == ()
+    assert describe(a_model("llama-server -m /nowhere.gguf -c 4096")).contexts([GPU0]) == ()
+    assert describe(a_model("vllm serve /m/a")).contexts([GPU0]) == ()
+
+
 def test_a_declared_device_counts_as_ram_unless_layers_are_offloaded_by_name(tmp_path: Path) -> None:
     """Nobody can read what it stands for."""
     model = demo_models.tiny_llama(tmp_path / "a.gguf")

@@ -54,7 +54,17 @@ def test_refused_requests_count_as_work_that_was_wanted() -> None:
 
 @pytest.mark.parametrize(
     ("need_gib", "devices", "gpu_gib", "gpus"),
-    [(40, 1, 80, 1), (70, 1, 80, 1), (79, 1, 80, 1), (40, 1, 24, 2), (70, 2, 80, 2), (140, 1, 24, 8), (30, 2, 80, 1), (40, 2, 80, 2), (60, 4, 80, 4)],
+    [
+        (40, 1, 80, 1),
+        (70, 1, 80, 1),
+        (79, 1, 80, 1),
+        (40, 1, 24, 2),
+        (70, 2, 80, 2),
+        (140, 1, 24, 8),
+        (30, 2, 80, 1),
+        (40, 2, 80, 2),
+        (60, 4, 80, 4),
+    ],
 )
 def test_gpus_of_a_replica_follow_its_footprint_on_gpus_of_that_size(need_gib: int, devices: int, gpu_gib: int, gpus: int) -> None:
     """In powers of two; the need is that of one device."""

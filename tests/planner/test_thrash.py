@@ -14,7 +14,7 @@ from greenroom.planner.advice import advice
 from greenroom.planner.figures import figures_of, length_s, regrets_of, swaps_of
 from greenroom.planner.replay import Scene, Trial, scene_of, tried
 from greenroom.planner.settings import changed
-from greenroom.planner.thrash import Fix, fixed, follows, sentence, slow_requests, thrashing
+from greenroom.planner.thrash import Fix, candidates, fixed, follows, sentence, slow_requests, thrashing
 from greenroom.planner.virtual import Arrival, Play, Truth
 
 GIB = 1024
@@ -117,6 +117,25 @@ def test_each_way_out_is_tried_before_it_is_told() -> None:
     assert "would be refused" in fixes["pin"].effect
     assert fixes["sleep"].diff[-1].endswith("--enable-sleep-mode")
     assert not fixes["turns"].suggested
+
+
+def test_a_context_is_cut_by_what_that_frees() -> None:
+    """The largest one that is small enough, with the MiB that it gives back; where none is, that is said."""
+    steps = [(28672, 1200), (24576, 3000), (20480, 7000), (16384, 9000)]
+    (one,) = thrashing((scene := the_hour()[0]).setup, (trial := tried(scene)).requests, trial.transitions)
+    argv = {"coder": ["llama-server", "--model", "/m/c c.gguf", "-c", "32768", "--port", "${PORT}"]}
+    found = candidates(one, scene, argv, {"coder": steps})
+    (cut,) = [fix for fix in found if fix.kind == "cut" and "coder" in fix.text]
+    assert one.short_mib is not None
+    assert 3000 < one.short_mib + 64 < 9000
+    tokens, freed = next(step for step in steps if step[1] >= one.short_mib + 64)
+    assert f"from 32768 to {tokens}, which frees {freed / 1024:.1f} GiB" in cut.text
+    assert cut.changes == (f"models.coder.memory={CODER.need_mib - freed}MiB",)
+    assert cut.diff[-1] == f"+    cmd: llama-server --model '/m/c c.gguf' -c {tokens} --port ${{PORT}}"
+
+    found = candidates(one, scene, argv, {"coder": steps[:2]})
+    (cut,) = [fix for fix in found if fix.kind == "cut" and "coder" in fix.text]
+    assert "a context alone does not do it (24576 tokens free 2.9 GiB)" in cut.text
 
 
 def test_a_group_that_keeps_apart_what_would_fit_is_the_fix() -> None:

@@ -93,9 +93,13 @@ async def test_the_heap_stays_as_large_through_thousands_of_updates(visit: Open,
         const raw = await (await fetch('../api/status')).json();
         window.go = async (from, count) => {{
             for (let i = from; i < from + count; i++) {{
-                const models = raw.models.map(one => ({{...one, instances: one.instances.map(each => ({{...each, in_flight: (i + 1) % 5, since_s: i}}))}}));
-                state.changed({{kind: 'status', now: raw.now + i / 10, uptime_s: 100 + i, boot_id: raw.boot_id, models, queue: raw.queue, advice: raw.advice}});
-                store.put({{events: [{{id: 1000 + i, at: raw.now + i, kind: 'note', model: models[i % models.length].id, level: 'info', text: `event ${{i}}`}}, ...store.store.events].slice(0, 200)}});
+                const moved = list => list.map(each => ({{...each, in_flight: (i + 1) % 5, since_s: i}}));
+                const models = raw.models.map(one => ({{...one, instances: moved(one.instances)}}));
+                const {{boot_id, queue, advice}} = raw;
+                state.changed({{kind: 'status', now: raw.now + i / 10, uptime_s: 100 + i, boot_id, models, queue, advice}});
+                const model = models[i % models.length].id;
+                const event = {{id: 1000 + i, at: raw.now + i, kind: 'note', model, level: 'info', text: `event ${{i}}`}};
+                store.put({{events: [event, ...store.store.events].slice(0, 200)}});
                 await new Promise(done => setTimeout(done, 0));
             }}
         }};
@@ -211,7 +215,8 @@ async def test_letters_of_twice_the_size_hide_nothing(large_letters: Any) -> Non
 
 
 # Buttons whose words do not fit into them.
-CUT = """[...document.querySelectorAll('button, .btn, #tabs a')].filter(one => one.offsetParent && one.scrollWidth > one.clientWidth + 1).map(one => one.textContent)"""
+CUT = """[...document.querySelectorAll('button, .btn, #tabs a')]
+  .filter(one => one.offsetParent && one.scrollWidth > one.clientWidth + 1).map(one => one.textContent)"""
 
 
 # ----------------------------------------------------------------------------------------------------- a prefix in front
@@ -323,10 +328,12 @@ async def test_advice_can_be_tried_with_other_values(visit: Open) -> None:
 async def test_who_takes_turns_now_is_said_before_the_planner_has_looked(visit: Open) -> None:
     """The page never says that all is well while its own headline says otherwise."""
     async with Stand(scenes.turns) as stand:
-        stand.advice = {"thrash": [], "ttl": [], "outgrown": {"verdict": "unknown", "device": "gpu0", "text": "not enough seen yet: 0 min of 60", "measures": []}, "seen": None}  # fmt: skip
+        size = {"verdict": "unknown", "device": "gpu0", "text": "not enough seen yet: 0 min of 60", "measures": []}
+        stand.advice = {"thrash": [], "ttl": [], "outgrown": size, "seen": None}
         async with visit(stand.url, "advice") as page:
             await page.get_by_role("heading", name="Nothing to change so far").wait_for()
-            stand.status["thrash"] = [{"models": ["agent-32b", "coder-14b"], "device": "gpu0", "since_s": 95.0, "swaps": 6, "moving_s": 31.0, "share": 0.33}]  # fmt: skip
+            circle = {"models": ["agent-32b", "coder-14b"], "device": "gpu0", "since_s": 95.0, "swaps": 6, "moving_s": 31.0, "share": 0.33}
+            stand.status["thrash"] = [circle]
             stand.tell("agent-32b", "thrash", "agent-32b and coder-14b take turns on gpu0")
             await page.get_by_role("heading", name="agent-32b and coder-14b take turns on gpu0").wait_for()
             await page.get_by_text("6 swaps took 31").wait_for()

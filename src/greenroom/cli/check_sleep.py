@@ -65,8 +65,17 @@ def lines(needs: Sequence[ModelNeed]) -> Iterator[str]:
             reasons.setdefault(naps.why_not, []).append(name)
         yield from (f"{name}: {text.safe(note)}" for note in naps.notes)
     for why, names in reasons.items():
-        verb = "does not sleep" if len(names) == 1 else "do not sleep"
-        yield f"{text.shortened(names)} {verb}: {text.safe(why)}"
+        verb, reason = ("does not sleep", why) if len(names) == 1 else ("do not sleep", of_many(why))
+        yield f"{text.shortened(names)} {verb}: {text.safe(reason)}"
+
+
+def of_many(why: str) -> str:
+    """What an engine says of itself, said of several."""
+    words = {"it has ": "they have ", "it falls asleep by itself": "they fall asleep by themselves", "it is ": "they are ", "it ": "they "}
+    for one, many in words.items():
+        if why.startswith(one):
+            return (many + why.removeprefix(one)).replace("after its last", "after their last")
+    return why.replace("of this engine", "of their engines").replace("its `sleep`", "their `sleep`")
 
 
 def held_words(model: ModelNeed, tier: SleepTier) -> str:

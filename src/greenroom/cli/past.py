@@ -94,6 +94,21 @@ def commands_of(path: str | None) -> Mapping[str, Sequence[str]]:
         return {model.id: model.argv for model in load_config(path).models}
 
 
+def contexts_of(path: str | None) -> dict[str, Sequence[tuple[int, int]]]:
+    """Model -> what smaller contexts would free, where its files tell."""
+    if path is None:
+        return {}
+    from greenroom.cli.check import candidates_of, device_ref, explained
+    from greenroom.config.load import load_config
+    from greenroom.engines.detect import describe
+
+    with explained():
+        config = load_config(path)
+    refs = {one.id: device_ref(one) for one in config.devices}
+    homes = {model.id: [refs[id] for id in candidates_of(model, config.devices) if id in refs] for model in config.models}
+    return {model.id: found for model in config.models if (found := describe(model).contexts(homes[model.id]))}
+
+
 def looked_at(within: tuple[float, float], requests: int) -> str:
     now = time.time()
     span = text.duration(within[1] - within[0])

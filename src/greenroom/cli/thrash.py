@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Any
 
@@ -29,8 +30,8 @@ def thrash(since: float, state_dir: str | None, ledger: str | None, path: str | 
 
     with past.told():
         seen = past.read(state_dir, ledger, since)
-        commands = past.commands_of(path)
-        said = advice(seen.setup, seen.requests, seen.transitions, seen.samples, commands=commands, within=seen.within)
+        commands, contexts = past.commands_of(path), past.contexts_of(path)
+        said = advice(seen.setup, seen.requests, seen.transitions, seen.samples, commands=commands, contexts=contexts, within=seen.within)
     if as_json:
         client.print_json({name: said[name] for name in SHOWN})
     else:
@@ -49,7 +50,7 @@ def page(said: dict[str, Any]) -> list[str]:
 
 
 def nobody(said: dict[str, Any]) -> list[str]:
-    shares = ", ".join(f"{share:.0%} of {text.safe(device)}" for device, share in said["swap_share"].items())
+    shares = ", ".join(f"{share:.0%} of the time of {text.safe(device)}" for device, share in said["swap_share"].items())
     moves = f"{text.count(said['seen']['starts'], 'start')} and {text.count(said['seen']['wakes'], 'wake')}"
     lines = [f"Nobody thrashes: {moves} took {shares or 'no time'}."]
     worst = next((one for one in said["after"] if one["mean_s"] > 2 * one["others_mean_s"] + 1), None)
@@ -76,7 +77,8 @@ def story(one: dict[str, Any]) -> list[str]:
     if best is not None:
         lines += ["", "  * the suggested change:", *(f"    {text.safe(line)}" for line in best["diff"])]
         if best["changes"]:
-            lines.append(f"    try it: greenroom replay {' '.join('--set ' + text.safe(change) for change in best['changes'])}")
+            quoted = " ".join(f"--set {shlex.quote(change)}" for change in best["changes"])
+            lines.append(f"    try it: greenroom replay {text.safe(quoted)}")
     return lines
 
 

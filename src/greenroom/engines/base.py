@@ -169,6 +169,9 @@ class Engine(Protocol):
     def pinned_devices(self) -> tuple[str, ...]:
         """UUIDs or indices the operator set by hand in `env`; () = greenroom chooses."""
 
+    def contexts(self, devices: Sequence[DeviceRef]) -> tuple[tuple[int, int], ...]:
+        """(tokens, MiB that each device gets back) of smaller contexts than that of its command; () = cannot be said."""
+
     def missing(self) -> str:
         """A sentence when it can never start as configured (no such file, ...), else ""."""
 

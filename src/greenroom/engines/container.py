@@ -450,6 +450,9 @@ class Containerized:
     def files(self) -> tuple[Path, ...]:
         return self.inner.files()
 
+    def contexts(self, devices: Sequence[DeviceRef]) -> tuple[tuple[int, int], ...]:
+        return self.inner.contexts(devices)
+
     def no_sleep(self) -> str:
         return self.inner.no_sleep()
 

@@ -233,6 +233,9 @@ class Generic:
         name = self.model_name()
         return self.host_path(name) if name and name.startswith(("/", "./", "../", "~")) else None
 
+    def contexts(self, devices: Sequence[DeviceRef]) -> tuple[tuple[int, int], ...]:
+        return ()
+
     # ----------------------------------------------------------------------------------------------------------- sleep
 
     def no_sleep(self) -> str:

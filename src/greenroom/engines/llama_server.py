@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -154,14 +155,25 @@ class LlamaServer(Generic):
         if files is None:
             why = "the model is fetched at start" if self.flags.value(*FETCHED) else "no readable GGUF file is named"
             return Estimate(None, detail=f"{why}: its need is learned at the first start", in_ram=self._in_ram(devices))
-        options = self.options()
-        if self._in_ram(devices):
-            need = memory.on_host(files, options, cpu_flags())
-        else:
-            total = max((device.total_mib for device in devices), default=0)
-            vendor = next((device.vendor for device in devices), "")
-            need = memory.on_gpus(files, options, count=self.config.devices_count, vendor=vendor, total_mib=total)
+        need = self._need(files, self.options(), devices)
         return Estimate(need.device_mib, need.host_mib, "estimated", need.describe(), in_ram=self._in_ram(devices))
+
+    def _need(self, files: memory.Files, options: memory.Options, devices: Sequence[DeviceRef]) -> memory.Need:
+        if self._in_ram(devices):
+            return memory.on_host(files, options, cpu_flags())
+        total = max((device.total_mib for device in devices), default=0)
+        vendor = next((device.vendor for device in devices), "")
+        return memory.on_gpus(files, options, count=self.config.devices_count, vendor=vendor, total_mib=total)
+
+    def contexts(self, devices: Sequence[DeviceRef]) -> tuple[tuple[int, int], ...]:
+        """The context that its command names in eighths, largest first."""
+        files, options = self._headers, self.options()
+        if files is None or not options.ctx:
+            return ()
+        now_mib = self._need(files, options, devices).device_mib
+        smaller = [options.ctx * part // 8 // memory.CTX_PAD * memory.CTX_PAD for part in range(7, 0, -1)]
+        found = [(ctx, now_mib - self._need(files, replace(options, ctx=ctx), devices).device_mib) for ctx in smaller if ctx]
+        return tuple((ctx, freed_mib) for ctx, freed_mib in found if freed_mib > 0)
 
     def _in_ram(self, devices: Sequence[DeviceRef]) -> bool:
         """Whether its memory is this host's RAM.  A declared device counts as RAM unless layers are offloaded by name."""

@@ -11,7 +11,7 @@ from greenroom.ledger.rows import RequestRow, SampleRow, TransitionRow
 from .figures import Span, busy_s, figures_of, stretch
 from .outgrown import Outgrown, outgrown
 from .replay import CannotReplay, Scene, Trial, scene_of
-from .thrash import Thrash, fixed, follows, sentence, thrashing
+from .thrash import Contexts, Thrash, fixed, follows, sentence, thrashing
 from .ttl import TtlAdvice, ttl_advice
 
 REPLAYED_MAX = 5_000  # requests, the newest ones: a way out costs about 0.2 ms a request to try
@@ -25,11 +25,13 @@ def advice(
     samples: Sequence[SampleRow] = (),
     *,
     commands: Mapping[str, Sequence[str]] | None = None,
+    contexts: Mapping[str, Contexts] | None = None,
     within: Span | None = None,
     replay: bool = True,
     replayed_max: int = REPLAYED_MAX,
 ) -> dict[str, Any]:
-    """`commands`: model -> its command line, for the changed lines; `within`: the window, default all that is told.
+    """`commands`: model -> its command line, for the changed lines; `contexts`: model -> what smaller ones free;
+    `within`: the window, default all that is told.
 
     Where something is wrong this takes about a second per thousand requests replayed: not for an event loop.
     """
@@ -38,7 +40,7 @@ def advice(
     scene = _scene(setup, requests[-replayed_max:], transitions, span) if replay and found and requests else None
     best_share: float | None = None
     if scene is not None:
-        checked = [fixed(one, scene, commands=commands, samples=samples) for one in found[:CIRCLES_MAX]]
+        checked = [fixed(one, scene, commands=commands, contexts=contexts, samples=samples) for one in found[:CIRCLES_MAX]]
         found = [*(one for one, _ in checked), *found[CIRCLES_MAX:]]
         best_share = _best_share([one for one, _ in checked], checked[0][1])
     size = outgrown(setup, requests, transitions, best_share=best_share, within=span)

@@ -7,6 +7,7 @@ again are named, and only where that took a noticeable share of the device's tim
 from __future__ import annotations
 
 import re
+import shlex
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +35,8 @@ BUS_MIB_S, RESIDUE_MIB = 20 * 1024, 1536  # of a sleep level that was never meas
 LONG_TURNS = 5.0
 GOOD_ENOUGH = 0.5  # a fix must leave at most so many of the swaps
 WORSE_WAIT = 1.1
+
+Contexts = Sequence[tuple[int, int]]  # (tokens, MiB freed on each device), the largest context first
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,11 +329,16 @@ def _minutes(seconds: float) -> str:
 
 
 def fixed(
-    one: Thrash, scene: Scene, *, commands: Mapping[str, Sequence[str]] | None = None, samples: Sequence[SampleRow] = ()
+    one: Thrash,
+    scene: Scene,
+    *,
+    commands: Mapping[str, Sequence[str]] | None = None,
+    contexts: Mapping[str, Contexts] | None = None,
+    samples: Sequence[SampleRow] = (),
 ) -> tuple[Thrash, Trial]:
     """The same with its ways out, each replayed on the same arrivals; and the replay of things as they are."""
     base = tried(scene, name="as it is", keep=False)
-    fixes = [_checked(fix, scene, base) for fix in candidates(one, scene, commands or {}, samples)]
+    fixes = [_checked(fix, scene, base) for fix in candidates(one, scene, commands or {}, contexts or {}, samples)]
     good = [fix for fix in fixes if _helps(fix, scene, base)]
     best = min(good, key=lambda fix: (fix.cost, fix.swaps_h), default=None)
     ranked = sorted((replace(fix, suggested=fix is best) for fix in fixes), key=lambda fix: (not fix.suggested, fix.cost))
@@ -363,7 +371,13 @@ def _helps(fix: Fix, scene: Scene, base: Trial) -> bool:
     return (fewer or (quicker and fix.kind == "sleep")) and no_worse and not fix.refused
 
 
-def candidates(one: Thrash, scene: Scene, commands: Mapping[str, Sequence[str]], samples: Sequence[SampleRow] = ()) -> list[Fix]:
+def candidates(
+    one: Thrash,
+    scene: Scene,
+    commands: Mapping[str, Sequence[str]],
+    contexts: Mapping[str, Contexts],
+    samples: Sequence[SampleRow] = (),
+) -> list[Fix]:
     setup = scene.setup
     models = {model.id: model for model in setup.models}
     members = [models[name] for name in one.models if name in models]
@@ -373,7 +387,7 @@ def candidates(one: Thrash, scene: Scene, commands: Mapping[str, Sequence[str]],
     elif one.short_mib <= 0:
         found += _together(setup, one)
     else:
-        found += _cuts(one, members, commands, _total_mib(setup, one.device))
+        found += _cuts(one, members, commands, contexts, _total_mib(setup, one.device))
     found += _sleepers(setup, members, commands)
     found.append(
         Fix(
@@ -426,7 +440,9 @@ def _together(setup: Setup, one: Thrash) -> list[Fix]:
     ]
 
 
-def _cuts(one: Thrash, members: Sequence[Model], commands: Mapping[str, Sequence[str]], total_mib: int) -> list[Fix]:
+def _cuts(
+    one: Thrash, members: Sequence[Model], commands: Mapping[str, Sequence[str]], contexts: Mapping[str, Contexts], total_mib: int
+) -> list[Fix]:
     """What one member must give up so that all fit, the least painful first."""
     assert one.short_mib is not None
     found = []
@@ -436,8 +452,7 @@ def _cuts(one: Thrash, members: Sequence[Model], commands: Mapping[str, Sequence
         share = cut / need if need else 1.0
         if share > CUT_MAX:
             continue
-        left = need - cut
-        what, diff = _cut_of_command(model.id, commands.get(model.id, ()), need, left, total_mib)
+        what, left, diff = _cut_of_command(model.id, commands.get(model.id, ()), contexts.get(model.id, ()), need, cut, total_mib)
         text = f"{what}: {gib(need)} → {gib(left)}, and {'both' if len(members) == 2 else 'all'} stay"
         found.append(
             Fix("cut", text, (f"models.{model.id}.memory={left}MiB",), diff, cost=0.5 + share + (1.5 if share > CUT_EASY else 0.0))
@@ -445,21 +460,39 @@ def _cuts(one: Thrash, members: Sequence[Model], commands: Mapping[str, Sequence
     return sorted(found, key=lambda fix: fix.cost)[:2]
 
 
-def _cut_of_command(name: str, argv: Sequence[str], need: int, left: int, total_mib: int) -> tuple[str, tuple[str, ...]]:
-    """What to lower, by the flag that sets it, with the changed lines."""
-    line = " ".join(argv)
+def _cut_of_command(
+    name: str, argv: Sequence[str], contexts: Contexts, need: int, cut: int, total_mib: int
+) -> tuple[str, int, tuple[str, ...]]:
+    """What to lower, by the flag that sets it; the MiB that it then needs; the changed lines."""
+    line, left = _line(argv), need - cut
     share = re.search(r"--gpu-memory-utilization[= ](0?\.\d+|1(?:\.0*)?)", line)
     if share and total_mib:
-        value = max(0.01, float(share.group(1)) - (need - left) / total_mib)
+        value = max(0.01, float(share.group(1)) - cut / total_mib)
         rounded = int(value * 100) / 100
         after = line.replace(share.group(0), share.group(0).replace(share.group(1), f"{rounded:.2f}"))
-        return f"Lower the memory share of {name} from {share.group(1)} to {rounded:.2f}", _cmd_diff(name, line, after)
-    context = re.search(r"(--max-model-len|--ctx-size|-c)[= ](\d+)", line)
-    if context:
-        size = int(context.group(2))
-        after = line.replace(context.group(0), context.group(0).replace(context.group(2), str(size // 2)))
-        return f"Cut the context of {name} (now {size}; try {size // 2})", _cmd_diff(name, line, after)
-    return f"Cut the context or the share of {name}", (" models:", f"   {name}:", f"-    memory: {need}MiB", f"+    memory: {left}MiB")
+        return f"Lower the memory share of {name} from {share.group(1)} to {rounded:.2f}", left, _cmd_diff(name, line, after)
+    context = re.search(r"(?:^| )(--max-model-len|--ctx-size|-c)[= ](\d+)(?= |$)", line)
+    enough = next(((tokens, freed) for tokens, freed in contexts if freed >= cut), None)
+    if context and enough is not None:
+        tokens, freed = enough
+        after = f"{line[: context.start(2)]}{tokens}{line[context.end(2) :]}"
+        return (
+            f"Cut the context of {name} from {context.group(2)} to {tokens}, which frees {gib(freed)}",
+            need - freed,
+            _cmd_diff(name, line, after),
+        )
+    declared = (" models:", f"   {name}:", f"-    memory: {need}MiB", f"+    memory: {left}MiB")
+    if context and contexts:
+        most = contexts[-1]
+        what = f"Make {name} smaller, a context alone does not do it ({most[0]} tokens free {gib(most[1])})"
+        return what, left, declared
+    what = f"Cut the context of {name} (now {context.group(2)})" if context else f"Cut the context or the share of {name}"
+    return what, left, declared
+
+
+def _line(argv: Sequence[str]) -> str:
+    """As a `cmd` in the configuration: quoted only where it must be, `${PORT}` as it is."""
+    return " ".join(shlex.quote(word) if re.search(r"[\s'\"\\]", word) or not word else word for word in argv)
 
 
 def _cmd_diff(name: str, before: str, after: str) -> tuple[str, ...]:
@@ -485,7 +518,7 @@ def _could_sleep(argv: Sequence[str]) -> bool:
 
 
 def _sleep_diff(name: str, argv: Sequence[str]) -> tuple[str, ...]:
-    line = " ".join(argv)
+    line = _line(argv)
     flag = "--enable-sleep-mode" if "vllm" in line else "--enable-memory-saver"
     return (f"   {name}:", f"-    cmd: {line}", f"+    cmd: {line} {flag}")
 

@@ -1,6 +1,6 @@
 """Advice of the planner for the page: worked out in a process of its own, remembered, never waited for.
 
-`python -m greenroom.serve.advisor LEDGER SECONDS` is that process: commands come as JSON on its input, the advice goes
+`python -m greenroom.serve.advisor LEDGER SECONDS` is that process: commands and contexts come as JSON on its input, the advice goes
 to its output.  It reads the ledger only, at the lowest priority, and is ended when it takes too long.
 """
 
@@ -38,9 +38,11 @@ class Advisor:
         commands: Callable[[], Mapping[str, Sequence[str]]],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         *,
+        contexts: Callable[[], Mapping[str, Sequence[tuple[int, int]]]] = dict,
         secrets: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._ledger, self._commands, self._spawn, self._secrets = ledger, commands, spawn, secrets
+        self._contexts = contexts
         self._told: dict[str, Any] | None = None
         self._told_at = 0.0
         self._why = ""
@@ -87,14 +89,15 @@ class Advisor:
             self._took_s, self._running = time.monotonic() - began, False
 
     async def _asked(self) -> dict[str, Any]:
-        commands = json.dumps({model: list(argv) for model, argv in self._commands().items()}).encode()
+        contexts = await asyncio.to_thread(self._contexts)  # it may look into the models' files
+        commands = {model: list(argv) for model, argv in self._commands().items()}
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "greenroom.serve.advisor", str(self._ledger), str(LOOK_BACK_S),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         try:
             async with asyncio.timeout(TAKES_S_MAX):
-                out, _ = await child.communicate(commands)
+                out, _ = await child.communicate(json.dumps({"commands": commands, "contexts": dict(contexts)}).encode())
         finally:
             if child.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -119,10 +122,10 @@ def main(path: str, seconds: str) -> None:
 
     with contextlib.suppress(OSError):
         os.nice(10)
-    commands = json.loads(sys.stdin.buffer.read() or b"{}")
+    told = json.loads(sys.stdin.buffer.read() or b"{}")
     try:
         seen = Past.at(Path(path)).stretch(float(seconds), time.time())
-        said = advice(seen.setup, seen.requests, seen.transitions, seen.samples, commands=commands, within=seen.within)
+        said = advice(seen.setup, seen.requests, seen.transitions, seen.samples, within=seen.within, **told)
     except CannotReplay as fault:
         said = {"why_not": str(fault)}
     sys.stdout.write(json.dumps(said))

@@ -62,7 +62,9 @@ class Lookout:
         self.boot_id = uuid.uuid4().hex
         shell = self._shell
         self._ribbon = Ribbon(lambda: shell.scheduler, shell.clock, self._capacities)
-        self._advisor = Advisor(ledger_path, self._commands, self._spawn, secrets=lambda: self.plan.config.api_keys)
+        self._advisor = Advisor(
+            ledger_path, self._commands, self._spawn, contexts=self._contexts, secrets=lambda: self.plan.config.api_keys
+        )
         self._run: int | None = None
         self._is_earlier_read = False
 
@@ -79,6 +81,12 @@ class Lookout:
 
     def _commands(self) -> dict[str, Sequence[str]]:
         return {model.id: model.argv for model in self.plan.config.models}
+
+    def _contexts(self) -> dict[str, Sequence[tuple[int, int]]]:
+        """What smaller contexts would free, where a model's files tell."""
+        plan = self.plan
+        homes = {model.id: [plan.stage.devices[name] for name in model.devices[:1]] for model in plan.setup.models}
+        return {id: found for id, engine in plan.stage.engines.items() if id in homes and (found := engine.contexts(homes[id]))}
 
     # ------------------------------------------------------------------ now
 
