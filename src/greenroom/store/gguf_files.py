@@ -11,7 +11,7 @@ from pathlib import Path
 from greenroom.engines.gguf import GgufError, Header, read_header
 
 from .facts import Damaged, Description, ModelFile, StoreError
-from .roles import stem_of
+from .roles import format_of, stem_of
 
 MAGIC = b"GGUF"
 VERSIONS_READ = (2, 3)
@@ -175,6 +175,7 @@ def _by_config(folder: Path, files: Sequence[ModelFile], told: Description) -> D
     context = data.get("max_position_embeddings")
     return replace(
         told,
+        format=format_of(files) or told.format,
         architecture=named if isinstance(named, str) else told.architecture,
         quantization=told.quantization or (method if isinstance(method, str) else ""),
         context_length=context if isinstance(context, int) and context > 0 else told.context_length,

@@ -17,7 +17,7 @@ from typing import Any
 from .facts import Damaged, Description, ModelFile, NotFound, Reference, Refused, Remote, StoreError
 from .paths import safe_path, shown
 from .references import is_digest
-from .roles import missing_parts, role_of
+from .roles import format_of, missing_parts, role_of
 
 MANIFEST_BYTES_MAX = 4 << 20
 CONFIG_BYTES_MAX = 8 << 20
@@ -182,7 +182,7 @@ def read_manifest(
     _check(reference, files, bytes_max)
     annotations = {**parsed.annotations, **description.annotations}
     described = Description(
-        description.format or _format(files),
+        description.format or format_of(files),
         description.architecture,
         description.parameters,
         description.quantization,
@@ -335,14 +335,6 @@ def check_paths(paths: Sequence[str], *, what: str) -> None:
         for end in range(1, len(parts)):
             if "/".join(parts[:end]) in seen:
                 raise Refused(f"{what} has both a file and a folder named {shown('/'.join(parts[:end]))}")
-
-
-def _format(files: Sequence[ModelFile]) -> str:
-    names = [file.path.lower() for file in files if file.role == "weights"]
-    for ending in ("gguf", "safetensors"):
-        if any(name.endswith(ending) for name in names):
-            return ending
-    return ""
 
 
 def _licenses(annotations: Mapping[str, str]) -> tuple[str, ...]:

@@ -143,11 +143,14 @@ class Library:
             about = _about(path)
             if about is None:
                 continue
-            lock = self._attempt(base)
+            lock, active = None, False
+            with contextlib.suppress(OSError):  # nobody fetches into a store that is read-only
+                lock = self._attempt(base)
+                active = lock is None
             with contextlib.suppress(OSError):
                 touched = max(path.stat().st_mtime, base.with_name(f"{base.name}.journal").stat().st_mtime)
                 done = recorded_bytes(base.with_name(f"{base.name}.journal"), about.size)
-                found.append(Unfinished(about.reference, about.file, done, about.size, lock is None, touched, base.name))
+                found.append(Unfinished(about.reference, about.file, done, about.size, active, touched, base.name))
             if lock is not None:
                 lock.close()
         return tuple(found)
@@ -265,7 +268,7 @@ class Library:
             why = _fault(path, file, progress)
             if why:
                 faults.append(Fault(file.path, why))
-        with contextlib.suppress(OSError), self._changing():
+        with contextlib.suppress(OSError, StoreError), self._changing():  # a store that is read-only keeps no mark
             self._mark(stored, faults)
         return tuple(faults)
 
@@ -334,7 +337,7 @@ class Library:
             yield
 
     def _attempt(self, base: Path) -> Lock | None:
-        """The lock of a partial blob; None when another process fetches it.  OSError becomes "not locked" on a read-only store."""
+        """The lock of a partial blob; None when another process fetches it."""
         return Lock.attempt(base.with_name(f"{base.name}.lock"))
 
     def _begin(self, digests: set[str]) -> Work:
@@ -456,8 +459,6 @@ class Library:
             if not dry:
                 remove_parts(base)
                 lock.remove()
-            elif path.suffix != ".lock":
-                pass
             lock.close()
         for path in [*self._hidden("refs"), *self._hidden("blobs/sha256")]:
             swept += Swept((f"half-written {path.name[:16]}",), _own_bytes(path))
@@ -526,6 +527,12 @@ class Pulling:
 
     def here(self, file: ModelFile) -> bool:
         return self.library.has(replace(file, digest=file.digest or self._digests.get(file.path, "")))
+
+    def need_room(self) -> None:
+        """Raises NoRoom when what is still to be fetched does not fit; archives lie beside what is taken out of them for a while."""
+        missing = sum(file.size * (2 if is_archive(file) else 1) for file in self.wanted())
+        resumed = sum(part.done for part in self.library.partials() if part.reference == str(self.remote.reference))
+        self.library.need_room(max(0, missing - resumed))
 
     def begin(self, file: ModelFile, key: str = "") -> Partial | None:
         """The blob of a file, to be filled; None while another process fetches it (ask `here`, and again), or when it is here.

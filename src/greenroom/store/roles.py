@@ -62,6 +62,12 @@ def entry_of(files: Sequence[ModelFile]) -> str:
     return "" if folders[0] == "." else folders[0]
 
 
+def format_of(files: Sequence[ModelFile]) -> str:
+    """`gguf`, `safetensors`, or "" for anything else."""
+    names = [file.path.lower() for file in files if file.role == "weights"]
+    return next((ending for ending in ("gguf", "safetensors") if any(name.endswith(ending) for name in names)), "")
+
+
 def stem_of(path: str) -> str:
     """The path without part number and ending: the same for all parts of a split file."""
     folder, slash, name = path.rpartition("/")
