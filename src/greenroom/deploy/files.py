@@ -121,15 +121,19 @@ class _Batch:
         old: Path | None = None
         if os.path.lexists(path):
             old = _beside(path)
-            os.rename(path, old)
-        self.kept.append((path, old))
-        os.rename(temporary, path)
+            self.kept.append((path, old))
+            os.link(path, old, follow_symlinks=False)  # kept for the way back, while it stays where it is
+        else:
+            self.kept.append((path, None))
+        os.replace(temporary, path)
 
     def _undo(self) -> None:
         for path, old in reversed(self.kept):
             with contextlib.suppress(OSError):
                 if old is not None:
-                    os.replace(old, path)
+                    if os.path.lexists(old):
+                        os.replace(old, path)
+                        old.unlink(missing_ok=True)  # two names of one file are not renamed
                 else:
                     path.unlink(missing_ok=True)
         for temporary, _ in self.beside:
