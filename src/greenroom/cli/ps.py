@@ -128,12 +128,22 @@ def sleepers_mib(models: list[dict[str, Any]]) -> int:
 def next_of_absent(model: dict[str, Any]) -> str:
     if model["state"] == "failed":
         return backing_off(model)
+    if model.get("absent"):
+        return fetched(model.get("fetch"))
     if model.get("blocked"):
         return blocked(model)
     if model["queued"]:
         return "waits for room" + ("" if model.get("eta_s") is None else f", {text.about(model['eta_s'])}")
     up_s = model.get("up_s")
     return f"on request, about {text.brief(max(1.0, up_s))}" if up_s else ""
+
+
+def fetched(fetch: dict[str, Any] | None) -> str:
+    """`fetching, 34 %, about 12 s`"""
+    if fetch is None:
+        return "its files are fetched on request"
+    share = f", {fetch['done_bytes'] / fetch['total_bytes']:.0%}" if fetch["total_bytes"] else ""
+    return f"fetching{share}" + ("" if fetch["eta_s"] is None else f", {text.about(fetch['eta_s'])}")
 
 
 def blocked(model: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from greenroom.core.thrash import Circle, turns_words
 from greenroom.core.views import DeviceView, InstanceView, ModelView, QueueView, View
 
 # Static facts of a model worth showing in every status; the rest is in GET /api/models/{id} only.
-STATIC_IN_STATUS = ("name", "description", "ttl_s", "ttl_auto", "ttl_auto_s", "sleep_after_s")
+STATIC_IN_STATUS = ("name", "description", "ttl_s", "ttl_auto", "ttl_auto_s", "sleep_after_s", "reference", "absent", "fetch")
 
 # llama-swap knows five states; its clients look for `ready` and treat unknown words as an error.
 RUNNING_STATES: Mapping[State, str] = {
@@ -139,7 +139,7 @@ def model(view: ModelView, facade: Facade, rates: Mapping[str, dict[str, Any]]) 
         "up_s": seconds(view.up_s),
         "sleep": sleep(view),
         "last_error": view.last_error,
-        "blocked": view.blocked,
+        "blocked": "" if static.get("absent") else view.blocked,
         "parallel": view.parallel,
         "estimates": {"wake_s": seconds(view.wake_s), "cold_s": seconds(view.up_s), "n": view.measured},
         "footprint_mib": view.need_mib,
@@ -149,9 +149,17 @@ def model(view: ModelView, facade: Facade, rates: Mapping[str, dict[str, Any]]) 
         "gated_for": view.gated_for or None,
         "note": view.note,
         "rate": rates.get(view.id),
-        "progress": progress(view.instances[0], facade) if view.instances else None,
+        "progress": progress(view.instances[0], facade) if view.instances else fetched(static.get("fetch")),
         **shown,
     }
+
+
+def fetched(fetch: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Of files that are being fetched, in the shape of a transition's progress."""
+    if fetch is None:
+        return None
+    total = fetch["total_bytes"]
+    return {"phase": "fetching", "fraction": round(fetch["done_bytes"] / total, 4) if total else None}
 
 
 def progress(view: InstanceView, facade: Facade) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import logging
 import re
@@ -25,6 +26,7 @@ from greenroom.shell.heart import Shell
 
 from . import engine_metrics
 from .accounts import Accounts
+from .fetching import Fetching
 from .lookout import Lookout, rounded
 from .peers import PeersShown
 from .wiring import Plan
@@ -147,6 +149,7 @@ class Desk(Lookout):
         ledger_path: Path | None = None,
     ) -> None:
         self.plan = plan  # replaced on reload
+        self.fetching: Fetching | None = None
         self.peers: PeersShown | None = None
         self._accounts = accounts or Accounts()
         self._metrics, self._ledger = Metrics(), ledger
@@ -198,6 +201,9 @@ class Desk(Lookout):
             "devices": list(lowered.devices),
             "estimate": estimate.detail if estimate is not None else "",
             "missing": self.plan.missing.get(model, ""),
+            "reference": config.reference,
+            "absent": self.fetching is not None and model in self.fetching.absent,
+            "fetch": self._fetch_of(model),
             "requests": self._accounts.of(model),
         }
 
@@ -208,6 +214,10 @@ class Desk(Lookout):
         return difflib.get_close_matches(name, list(self.plan.catalog.names), n=3, cutoff=0.5)
 
     async def operate(self, model: str, operation: Operation, *, force: bool, level: int | None, wait_s: float) -> Result:
+        if self.fetching is not None and model in self.fetching.absent:
+            result = await self._fetched(self.fetching, model, operation, wait_s)
+            if result is not None:
+                return result
         call, request = Call(), self._shell.next_request()
         self._shell.ask(request, call, OperatorAsked(self._shell.clock(), request, model, operation, force, level))
         if not call.result.done() and wait_s > 0:
@@ -216,6 +226,28 @@ class Desk(Lookout):
             return call.result.result()
         state = self._shell.scheduler.state_of(model)
         return Result(202, f"{operation.value} of {model} is under way ({state.value})")
+
+    async def _fetched(self, fetching: Fetching, model: str, operation: Operation, wait_s: float) -> Result | None:
+        """What an operator's wish does to a model whose files are not here; None = they are now, go on."""
+        if operation is Operation.UNLOAD:
+            stopped = fetching.stop(model)
+            return Result(
+                200, f"the fetch of {model} was stopped; what has come is kept" if stopped else f"{model} is not loaded, and not here"
+            )
+        if operation is not Operation.LOAD:
+            return Result(409, f"the files of {model} are not here yet: load it, or ask it something", "absent")
+        fetch = fetching.start(model)
+        if wait_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(wait_s, WAIT_S_MAX)):
+                    await fetch.done.wait()
+        if not fetch.done.is_set():
+            return Result(202, f"{model}: {fetch.text()}")
+        return Result(503, f"{model} could not be fetched: {fetch.why}", "fetch_failed") if fetch.why else None
+
+    def _fetch_of(self, model: str) -> dict[str, Any] | None:
+        fetch = self.fetching.running.get(model) if self.fetching is not None else None
+        return {**fetch.plain(), "since_s": rounded(self._shell.clock() - fetch.since)} if fetch is not None else None
 
     def why(self, model: str) -> Sequence[tuple[float, str]]:
         offset = time.time() - self._shell.clock()

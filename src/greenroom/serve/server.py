@@ -42,12 +42,16 @@ from greenroom.proxy.peer_probe import PeerWatch
 from greenroom.shell.crew import HostCrew
 from greenroom.shell.heart import Shell
 from greenroom.shell.watch import DozeWatch, Sampler, StallGuard
+from greenroom.store.library import Library
 
 from .accounts import Accounts
 from .books import Books
 from .desk import Desk, EventFeed, RingHandler
 from .door import Door
+from .fetching import Fetching
+from .notify import Notifier
 from .peers import PeersShown
+from .storeroom import Storeroom
 from .wiring import Plan, limits_of, make_plan
 
 log = logging.getLogger("greenroom")
@@ -131,6 +135,8 @@ class GreenroomServer:
         self.found: Sequence[GpuInfo] = ()
         self._stop = asyncio.Event()
         self._signals = 0
+        self.storeroom = Storeroom(Library())
+        self._systemd = Notifier()
 
     async def run(self) -> int:
         self._own_log = self._set_up_logging()
@@ -152,6 +158,7 @@ class GreenroomServer:
             return await self._serve(supervisor, learned)
         finally:
             learned.close()
+            self.storeroom.close()
             self.gpus.close()
             await supervisor.close()
             await asyncio.to_thread(self.ledger.close)
@@ -173,7 +180,7 @@ class GreenroomServer:
     async def _serve(self, supervisor: Supervisor, learned: Footprints) -> int:
         self._learned = learned
         self.found = self._find_gpus()
-        plan = make_plan(self.config, self.found, learned)
+        plan = self._plan(self.config)
         sock = self._bind()
         self.crew = HostCrew(
             plan.stage,
@@ -189,12 +196,14 @@ class GreenroomServer:
         self.shell.tellers += [self.feed.tell, self._remember]
         self.door = Door(self.shell, self.crew)
         self.crew.lacking, self.door.mended = dict(plan.missing), self._mended
+        self.fetching = self.door.fetching = Fetching(self.storeroom.pull, self._landed, self.shell.say, self.shell.spawn, self.shell.clock)
         self.crew.masked = self.config.secrets
         self.peer_door = PeerDoor(self.door, Peers(), self.shell.next_request, self.shell.clock)
         self.accounts = Accounts()
         self.books = Books(self.shell, self.ledger, self.accounts)
         self.desk = Desk(self.shell, self.crew, plan, self.feed, self._own_log, self.accounts, self.ledger, self.journal)
         self.desk.peers = PeersShown(self.peer_door)
+        self.desk.fetching = self.fetching
         self.shell.tellers.append(self.desk.told)
         self.plan = plan
         async with self._control() as socket_path:
@@ -212,15 +221,34 @@ class GreenroomServer:
                 self.shell.spawn(PeerWatch(self.peer_door, listener.pool).run()),
             ]
             self._announce(listener, plan)
+            self._fetch()
             self.shell.begin()
+            self._systemd.tell("READY=1", f"STATUS=serving {len(plan.setup.models)} models")
             gc.collect()
             gc.freeze()  # what startup made stays for good; collections need not walk it
             await self._stop.wait()
+            self._systemd.tell("STOPPING=1")
             log.info("shutting down: requests in flight have %g s (again to cut them)", SHUTDOWN_S_MAX)
             await self._shut_down(listener)
             for task in tasks:
                 task.cancel()
         return 0
+
+    def _plan(self, config: Config) -> Plan:
+        """What a configuration comes to on this machine, with what its store holds."""
+        return make_plan(self.storeroom.resolve(config), self.found, self._learned)
+
+    def _fetch(self) -> None:
+        """Take note of what is absent; what is to be loaded at start is fetched now."""
+        self.storeroom.hold()
+        self.fetching.take(self.storeroom.absent)
+        for model in self.plan.setup.models:
+            if model.id in self.storeroom.absent and (model.pinned or model.preload):
+                self.fetching.start(model.id)
+
+    def _landed(self, model: str) -> None:
+        log.info("%s is here; the configuration is read again", model)
+        self.reload()
 
     def _bind(self) -> socket.socket:
         """Bind first: an address that is taken must cost nobody an engine."""
@@ -330,7 +358,7 @@ class GreenroomServer:
         """Read the configuration again; a bad one is reported and the present one stays."""
         try:
             config = load_config(self.config_path, env=ENVIRONMENT, strict=self.strict, limit_names=LIMIT_NAMES)
-            plan = make_plan(config, self.found, self._learned)
+            plan = self._plan(config)
             limits_of(config)
         except ConfigError as exc:
             for problem in exc.problems:
@@ -359,6 +387,7 @@ class GreenroomServer:
         plane.catalog, plane.keys = self._with_peers(plan), Keys(config.keys, plane.keys)
         plane.admissions = self.peer_door if plan.peers else self.door
         plane.guards = Guards(self.listen[0], config.allowed_hosts, config.cors_origins, check_host=not config.api_keys)
+        self._fetch()
         self.shell.reload(plan.setup)
 
     def _mended(self) -> None:
@@ -392,6 +421,7 @@ class GreenroomServer:
     # ------------------------------------------------------------------ shutdown
 
     async def _shut_down(self, listener: data_plane.Server) -> None:
+        self.fetching.close()
         self._app[READERS].close_all()  # an open page is no request that must be waited for
         await asyncio.gather(listener.close(SHUTDOWN_S_MAX), self.shell.shut_down(SHUTDOWN_S_MAX))
 

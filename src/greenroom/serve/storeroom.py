@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 
 from greenroom.config.model import Config
-from greenroom.store.facts import Reference, Stored
+from greenroom.store.facts import Progress, Reference, Stored
 from greenroom.store.library import Library
 from greenroom.store.resolve import resolve
-
-from .wiring import Plan
 
 
 class Storeroom:
@@ -29,15 +26,6 @@ class Storeroom:
         self.absent, self._stored = found.absent, found.stored
         return found.config
 
-    def told(self, plan: Plan) -> Plan:
-        """The plan with what absent models lack, in words for people."""
-        if not self.absent:
-            return plan
-        lacking = {
-            model: f"its model {reference} is not here yet: the first request fetches it" for model, reference in self.absent.items()
-        }
-        return replace(plan, missing={**plan.missing, **lacking})
-
     def hold(self) -> None:
         """Keep what is served now, let go of what was served before."""
         wanted = {stored.digest: stored for stored in self._stored.values()}
@@ -47,6 +35,12 @@ class Storeroom:
             if digest not in self._held:
                 stack = self._held[digest] = contextlib.ExitStack()
                 stack.enter_context(self.library.using(stored))
+
+    async def pull(self, reference: Reference, progress: Callable[[Progress], None]) -> None:
+        """Fetch one model.  Raises StoreError."""
+        from greenroom.store.pull import Options, Puller  # a server that fetches nothing needs none of it
+
+        await Puller(self.library, Options().from_environment()).pull(reference, progress)
 
     def close(self) -> None:
         for stack in self._held.values():

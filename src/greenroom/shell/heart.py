@@ -209,6 +209,10 @@ class Shell:
         if party is not None:
             party.done(action)
 
+    def say(self, told: Tell) -> None:
+        """Something that happened outside the scheduler, told like what happens in it."""
+        self._tell(told)
+
     def _tell(self, action: Tell) -> None:
         log.log(logging.WARNING if action.level == "warning" else logging.INFO, "%s: %s", action.model, action.text)
         for teller in self.tellers:

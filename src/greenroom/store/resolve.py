@@ -47,9 +47,9 @@ def _resolved(model: ModelConfig, library: Library, absent: dict[str, Reference]
         if model.pull == "never":
             return replace(model, misconfigured=f"{fault}; pull: never forbids to fetch it")
         absent[model.id] = reference
+        return replace(model, misconfigured=f"its model {reference} is not here yet: the first request fetches it")
     except StoreError as fault:
         return replace(model, misconfigured=str(fault))
-    return model
 
 
 def placed(model: ModelConfig, stored: Stored) -> ModelConfig:

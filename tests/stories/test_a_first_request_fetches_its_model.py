@@ -1,0 +1,184 @@
+"""A model whose files are not here yet is fetched once, by whoever asks first; everybody is told, nobody waits for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from .rig import WAIT_S_MAX, Fake, Rig, fake
+
+
+@dataclass(slots=True)
+class Origin:
+    """A web server that has a model, and gives the second half of it away only when told to."""
+
+    body: bytes
+    port: int = 0
+    gets: list[str] = field(default_factory=list)
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    broken: bool = False
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/tiny.gguf"
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if self.broken:
+            return web.Response(status=500)
+        if request.method == "HEAD":
+            return web.Response(headers={"Content-Length": str(len(self.body)), "ETag": '"1"'})
+        self.gets.append(request.headers.get("Range", ""))
+        span = request.http_range
+        start, stop = span.start or 0, min(span.stop or len(self.body), len(self.body))
+        ranged = request.headers.get("Range")
+        headers = {"ETag": '"1"', **({"Content-Range": f"bytes {start}-{stop - 1}/{len(self.body)}"} if ranged else {})}
+        response = web.StreamResponse(status=206 if ranged else 200, headers=headers)
+        response.content_length = stop - start
+        await response.prepare(request)
+        middle = start + (stop - start) // 2
+        await response.write(self.body[start:middle])
+        await self.go.wait()
+        await response.write(self.body[middle:stop])
+        return response
+
+
+@pytest.fixture
+def model(tiny_chat: Path) -> bytes:
+    return tiny_chat.read_bytes()
+
+
+@asynccontextmanager
+async def origin(model: bytes) -> AsyncIterator[Origin]:
+    made = Origin(model)
+    app = web.Application()
+    app.router.add_route("*", "/tiny.gguf", made.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    made.port = runner.addresses[0][1]
+    try:
+        yield made
+    finally:
+        made.go.set()
+        await runner.cleanup()
+
+
+def from_there(url: str, **config: object) -> Fake:
+    return fake(config={"model": url, "env": {"WEIGHTS": "${MODEL_PATH}"}, **config})
+
+
+def rig(tmp_path: Path, **models: Fake) -> Rig:
+    return Rig(tmp_path, models, env={"GREENROOM_MODELS": str(tmp_path / "models")})
+
+
+async def fetching(stage: Rig, waiting: int | None = None) -> dict[str, object]:
+    """What is told of a's fetch, once its size is known, and so many wait for it."""
+    async with asyncio.timeout(WAIT_S_MAX):
+        async for _ in looks():
+            told = (await stage.model("a"))["fetch"]
+            if told is not None and told["total_bytes"] and waiting in (None, told["waiting"]):
+                return dict(told)
+    raise AssertionError("looks never end")
+
+
+async def looks() -> AsyncIterator[None]:
+    while True:
+        yield
+        await asyncio.sleep(0.02)
+
+
+async def test_all_who_ask_wait_for_one_fetch_and_are_answered(tmp_path: Path, model: bytes) -> None:
+    """It is seen while it goes on, another model is served meanwhile, and the next start finds the files."""
+    async with origin(model) as there:
+        async with rig(tmp_path, a=from_there(there.url), b=fake()) as stage:
+            asked = [asyncio.create_task(stage.chat("a")) for _ in range(3)]
+            told = await fetching(stage)
+            assert (told["total_bytes"], told["reference"]) == (len(there.body), there.url)
+            assert (await stage.chat("b")).status == 200
+            await fetching(stage, waiting=3)
+            there.go.set()
+            assert [reply.status for reply in await asyncio.gather(*asked)] == [200, 200, 200]
+            kinds = await stage.kinds("a")
+            assert [kinds.count(kind) for kind in ("fetching", "fetched")] == [1, 1]
+            assert (await stage.model("a"))["fetch"] is None
+            assert (await stage.model("a"))["starts"] == 1
+        fetched = len(there.gets)
+        (tmp_path / "again").mkdir()
+        again = Rig(tmp_path / "again", {"a": from_there(there.url)}, env={"GREENROOM_MODELS": str(tmp_path / "models")})
+        async with again:
+            assert (await again.chat("a")).status == 200
+            assert "fetching" not in await again.kinds("a")
+        assert len(there.gets) == fetched
+
+
+async def test_a_client_that_leaves_leaves_the_fetch_to_the_next(tmp_path: Path, model: bytes) -> None:
+    """What was fetched for nobody serves whoever comes next."""
+    async with origin(model) as there, rig(tmp_path, a=from_there(there.url)) as stage:
+        gone = await stage.ask("a")
+        await fetching(stage)
+        gone.close()
+        await fetching(stage, waiting=0)
+        there.go.set()
+        assert (await stage.chat("a")).status == 200
+        assert (await stage.kinds("a")).count("fetching") == 1
+
+
+async def test_a_fetch_that_fails_is_told_and_tried_again_later(tmp_path: Path, model: bytes) -> None:
+    """503 with the reason, at once for those who come right after, and the origin is not asked each time."""
+    async with origin(model) as there, rig(tmp_path, a=from_there(there.url)) as stage:
+        there.broken = True
+        first, second = await stage.chat("a"), await stage.chat("a")
+        assert [(reply.status, reply.error["code"]) for reply in (first, second)] == [(503, "fetch_failed")] * 2
+        assert "a could not be fetched" in first.error["message"]
+        assert (await stage.kinds("a")).count("fetching") == 1
+        assert int(second.headers["retry-after"]) >= 1
+
+
+async def test_an_operator_stops_a_fetch_and_who_waits_is_told(tmp_path: Path, model: bytes) -> None:
+    """`unload` ends it; `load` takes it up where it was, and waits for the engine too."""
+    async with origin(model) as there, rig(tmp_path, a=from_there(there.url)) as stage:
+        asked = asyncio.create_task(stage.chat("a"))
+        await fetching(stage)
+        assert (await stage.unload("a")).status == 200
+        reply = await asked
+        assert (reply.status, reply.error["code"]) == (503, "fetch_failed")
+        there.go.set()
+        assert (await stage.load("a")).status == 200
+        assert (await stage.model("a"))["state"] == "ready"
+
+
+async def test_who_cannot_wait_is_refused_at_once(tmp_path: Path, model: bytes) -> None:
+    """A deadline that a fetch cannot meet, a full queue, and a model that must not be fetched."""
+    models = {"never": from_there("http://127.0.0.1:9/tiny.gguf", pull="never")}
+    async with origin(model) as there, rig(tmp_path, a=from_there(there.url, queue_limit=1), **models) as stage:
+        body = b'{"model": "a", "messages": []}'
+        hurried = await stage.send("POST", "/v1/chat/completions", body, {"X-Greenroom-Deadline-Ms": "50"})
+        reply = await hurried.rest()
+        assert (reply.status, reply.error["code"]) == (503, "deadline")
+        asked = asyncio.create_task(stage.chat("a"))
+        await fetching(stage, waiting=1)
+        full = await stage.chat("a")
+        assert (full.status, full.error["code"]) == (429, "queue_full")
+        never = await stage.chat("never")
+        assert (never.status, never.error["code"]) == (503, "misconfigured")
+        assert "greenroom pull" in never.error["message"]
+        there.go.set()
+        assert (await asked).status == 200
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+async def test_what_is_loaded_at_start_is_fetched_at_start(tmp_path: Path, model: bytes, pinned: bool) -> None:
+    """A pinned model without being asked for; any other only then.  A shutdown ends a fetch at once."""
+    async with origin(model) as there, rig(tmp_path, a=from_there(there.url, pin=pinned)) as stage:
+        if pinned:
+            await fetching(stage)
+        else:
+            assert (await stage.model("a"))["fetch"] is None
+            assert not there.gets
