@@ -394,7 +394,15 @@ class Contained(Process):
             state = await state_of(self.box)
         except RuntimeSilent:
             return False
-        return (state is None or not state.running) and not self.tree()
+        if (state is None or not state.running) and not self.tree():
+            self.let_go()
+            return True
+        return False
+
+    def let_go(self) -> None:
+        """Its container is gone: nobody has to end it any more."""
+        if self._supervisor is not None:
+            self._supervisor.unguard(self.box.name)
 
     def kill_client(self) -> None:
         send_signal(self.identity, signal.SIGKILL)
@@ -421,7 +429,10 @@ class Contained(Process):
 
 
 async def spawn_contained(launch: Launch, *, token: str, log: LogRing, supervisor: Supervisor | None = None) -> Contained:
-    """Start a container's client; see `spawn`."""
+    """Start a container's client; see `spawn`.  From now on the watcher ends the container if we are killed."""
+    if supervisor is not None and (box := launch.box) is not None and (runtime := shutil.which(box.runtime)):
+        env = {name: value for name, value in os.environ.items() if words.CLIENT_VARIABLE.match(name)}
+        supervisor.guard(box.name, (words.kill_argv(runtime, box.name), words.remove_argv(runtime, box.name)), env)
     return await spawn_as(Contained, launch, token=token, log=log, supervisor=supervisor)
 
 
@@ -460,6 +471,8 @@ async def stop_contained(
     if over and not await wait_exited([process.identity], CLIENT_S_MAX):
         process.kill_client()
         await wait_exited([process.identity], CLIENT_S_MAX)
+    if over:
+        process.let_go()
     over = over and await process.tree_gone(kill_s_max if killed else CLIENT_S_MAX)
     process.close()
     ending = _ending(process, client, state, outlives) if over else Ending(Cause.UNKILLABLE, _stuck(process, state, known))

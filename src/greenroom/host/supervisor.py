@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,7 @@ class Supervisor:
         # With the run in it, the watcher of a killed supervisor cannot end the engines of the one that follows.
         self.marker = f"{self.home}.{os.getpid()}-{own.started_ticks if own else 0}"
         self._sessions: set[int] = set()
+        self._guarded: dict[str, str] = {}
         self._watcher: subprocess.Popen[bytes] | None = None
 
     def add(self, session: int) -> None:
@@ -49,6 +51,16 @@ class Supervisor:
     def remove(self, session: int) -> None:
         self._sessions.discard(session)
         self._tell(f"-{session}\n")
+
+    def guard(self, name: str, commands: Sequence[Sequence[str]], env: Mapping[str, str]) -> None:
+        """Tell the watcher what ends a container: these commands, in their order."""
+        word = json.dumps({"name": name, "commands": [list(argv) for argv in commands], "env": dict(env)})
+        self._guarded[name] = word
+        self._tell(f"*{word}\n")
+
+    def unguard(self, name: str) -> None:
+        if self._guarded.pop(name, None) is not None:
+            self._tell(f"/{name}\n")
 
     @property
     def watcher_pid(self) -> int | None:
@@ -72,6 +84,8 @@ class Supervisor:
         self._watcher = watcher
         for session in self._sessions:
             self._write(watcher, f"+{session}\n")
+        for word in self._guarded.values():
+            self._write(watcher, f"*{word}\n")
 
     async def close(self) -> None:
         """End the watcher.  Engines still there are killed by it."""

@@ -2,35 +2,81 @@
 
 It reads a pipe that only the supervisor holds open.  When the supervisor is gone, however that came, the
 pipe ends; then every process that carries the supervisor's marker, sits in a session the supervisor told of,
-or descends from one of those is killed.  Started by `greenroom.host.supervisor`; standard library only.
+or descends from one of those is killed, and what ends its containers is run.  Started by
+`greenroom.host.supervisor`; standard library only.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterable, Sequence
 
 from greenroom.host.proctable import SUPERVISOR_KEY, Entry, descendants, environ_value, send_signal, snapshot
 
 END_S_MAX = 10.0  # how long it tries
 PAUSE_S = 0.02
+COMMAND_S_MAX = 10.0  # each of the commands that end a container
 
 
 def main(marker: str) -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
-    end_engines(marker.encode(), read_sessions())
+    sessions, guarded = read_words()
+    end_engines(marker.encode(), sessions)
+    end_containers(guarded.values())
 
 
-def read_sessions() -> set[int]:
-    """Follow the supervisor's words (`+SESSION`, `-SESSION`, a line each) until it is gone."""
+class Guarded:
+    """What ends one container: commands to be run one after the other, and their environment."""
+
+    def __init__(self, word: bytes) -> None:
+        told = json.loads(word)
+        self.name: str = told["name"]
+        self.commands: Sequence[Sequence[str]] = told["commands"]
+        self.env: dict[str, str] = told["env"]
+
+
+def read_words() -> tuple[set[int], dict[str, Guarded]]:
+    """Follow the supervisor's words until it is gone, a line each: `+SESSION`, `-SESSION`, `*JSON` and `/NAME` (see Guarded)."""
     sessions: set[int] = set()
+    guarded: dict[str, Guarded] = {}
     for line in iter(sys.stdin.buffer.readline, b""):
-        if line.endswith(b"\n") and line[1:-1].isdigit():  # its last word may be cut short
-            (sessions.add if line[:1] == b"+" else sessions.discard)(int(line[1:]))
-    return sessions
+        if not line.endswith(b"\n"):
+            break  # its last word was cut short
+        sign, word = line[:1], line[1:-1]
+        if sign == b"*":
+            each = Guarded(word)
+            guarded[each.name] = each
+        elif sign == b"/":
+            guarded.pop(word.decode(), None)
+        elif word.isdigit():
+            (sessions.add if sign == b"+" else sessions.discard)(int(word))
+    return sessions, guarded
+
+
+def end_containers(guarded: Iterable[Guarded]) -> None:
+    """All of them at once, each by its commands in their order."""
+    left = [(each, list(each.commands)) for each in guarded]
+    while left := [(each, commands) for each, commands in left if commands]:
+        deadline = time.monotonic() + COMMAND_S_MAX
+        running = [child for each, commands in left if (child := _start(commands.pop(0), each.env)) is not None]
+        for child in running:
+            try:
+                child.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+
+
+def _start(argv: Sequence[str], env: dict[str, str]) -> subprocess.Popen[bytes] | None:
+    try:
+        return subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    except OSError:
+        return None
 
 
 def end_engines(marker: bytes, sessions: set[int]) -> None:
