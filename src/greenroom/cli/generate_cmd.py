@@ -18,6 +18,9 @@ FORMATS: Mapping[str, tuple[str, str]] = {
     "systemd": ("greenroom.cli.generate_host:systemd", "A unit for a host without containers."),
     "containerfile": ("greenroom.cli.generate_host:containerfile", "How greenroom's own image is built."),
     "kube": ("greenroom.cli.generate_kube:kube", "Kubernetes objects: a kustomize tree, a Helm chart or one file."),
+    "mig": ("greenroom.cli.generate_partition:mig", "Slices of NVIDIA GPUs for these models, with walls between them."),
+    "mps": ("greenroom.cli.generate_partition:mps", "Equal shares of NVIDIA GPUs, by MPS."),
+    "time-slicing": ("greenroom.cli.generate_partition:time_slicing", "Turns on NVIDIA GPUs; memory is not divided."),
     "llm-d": ("greenroom.cli.generate_llmd:llm_d", "Pools of replicas behind one gateway, on Kubernetes or without."),
 }
 
