@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,14 @@ class TestPull:
         data = safetensors()[:-3]
         with pytest.raises(Damaged, match="fetch it again"):
             into(library, remote(ONE, ("model.safetensors", data)), {digest(data): data})
+
+    def test_a_signature_that_is_checked_later_is_kept(self, library: Library):
+        """The same model, pulled again with a key; and again without one."""
+        into(library, remote(), BLOBS)
+        for signed_by in ("key", ""):
+            with library.pulling(remote()) as pulling:
+                pulling.publish(signed_by=signed_by)
+            assert library.ready(ONE).signed_by == "key"
 
     def test_files_without_a_digest_get_one(self, library: Library):
         from greenroom.store.facts import ModelFile
@@ -430,6 +439,24 @@ class TestDisk:
         assert library.verify(stored) == ()
         assert library.gc().items == ()
 
+    def test_several_writers_meet_a_full_disk(self, small_disk: Path):
+        """All of them are told; nothing is left, and the next one may begin."""
+        library = Library(small_disk / "store")
+        big = gguf(2 << 20, seed=9)
+        with library.pulling(remote(TWO, ("m.gguf", big))) as pulling:
+            partial = pulling.begin(pulling.wanted()[0])
+            assert partial is not None
+            with partial, ThreadPoolExecutor(4) as threads:
+                ranges = partial.missing(300_000)
+                writing = [threads.submit(fill, partial, offset, length, big, 50_000) for offset, length in ranges]
+                faults = [one.exception() for one in writing]
+            assert any(isinstance(fault, NoRoom) for fault in faults)
+            assert all(fault is None or isinstance(fault, NoRoom) for fault in faults)
+            assert list((library.root / "partial").iterdir()) == []
+            again = pulling.begin(pulling.wanted()[0])
+            assert again is not None
+            again.discard()
+
     def test_a_disk_that_is_wholly_full(self, small_disk: Path):
         library = Library(small_disk / "store")
         stored = into(library, remote(), BLOBS)
@@ -476,6 +503,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 class TestProcesses:
     def child(self, root: Path) -> subprocess.Popen[str]:
         cwd = Path(__file__).resolve().parents[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -160,3 +161,16 @@ def test_ranges_add_up(ranges: list[tuple[int, int]]):
     assert {byte for begin, end in spans for byte in range(begin, end)} == {
         byte for begin, length in ranges for byte in range(begin, begin + length)
     }
+
+
+def test_threads_that_write_while_another_one_hashes(tmp_path: Path):
+    """As a pull by several connections does; the digest is right whatever comes first."""
+    with open_partial(tmp_path) as partial, ThreadPoolExecutor(5) as threads:
+        writing = [threads.submit(fill, partial, offset, length, DATA, 50_000) for offset, length in partial.missing(700_000)]
+        while not all(one.done() for one in writing):
+            threads.submit(partial.advance).result()
+        for one in writing:
+            one.result()
+        assert partial.missing() == []
+        assert partial.finish(tmp_path / "blob") == digest(DATA)
+    assert (tmp_path / "blob").read_bytes() == DATA

@@ -258,6 +258,8 @@ class Library:
             for part in self.partials():
                 if now() - part.touched_at > stale_s or self._whole(part):
                     swept += self._sweep_partial(part, dry=dry)
+            if not dry:
+                self._sweep_locks()
             return swept + self._sweep_strays(dry=dry)
 
     def verify(self, stored: Stored, progress: Callable[[int], None] = lambda done: None) -> tuple[Fault, ...]:
@@ -277,7 +279,7 @@ class Library:
         """While a process serves a model, it is not removed.  On a store that is read-only nobody can remove it anyway."""
         lock = None
         with contextlib.suppress(OSError):
-            lock = Lock.attempt(self._use_path(stored.digest), shared=True)
+            lock = Lock.wait(self._use_path(stored.digest), shared=True)  # whoever removes or sweeps holds it for moments
         try:
             yield
         finally:
@@ -466,6 +468,14 @@ class Library:
                 path.unlink(missing_ok=True)
         return swept
 
+    def _sweep_locks(self) -> None:
+        """Of models that are gone, or that nobody uses now."""
+        for path in (self.root / "locks").iterdir():
+            lock = Lock.attempt(path) if path.name.startswith(("use-", "pull-")) else None
+            if lock is not None:
+                lock.remove()
+                lock.close()
+
     def _hidden(self, folder: str) -> list[Path]:
         return [path for path in (self.root / folder).iterdir() if path.name.startswith(".")]
 
@@ -609,18 +619,21 @@ class Pulling:
         write_card(build, stored, self.remote.manifest, self.remote.config)
         _sync_tree(build)
         with self.library._changing():
-            self._move(build, digest)
+            self._move(build, stored)
             self.library._name(self.remote.reference, digest, now)
             if archives:
                 self._work.close()
                 self.library._sweep_blobs(dry=False, only={file.digest for file in archives})
         return stored
 
-    def _move(self, build: Path, digest: str) -> None:
-        target = self.library._model(digest)
+    def _move(self, build: Path, stored: Stored) -> None:
+        target = self.library._model(stored.digest)
         if target.exists():
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, StoreError):
-                check_usable(read_card(target, digest))
+                there = read_card(target, stored.digest)
+                check_usable(there)
+                if stored.signed_by not in ("", there.signed_by):
+                    write_whole(target / "model.json", (build / "model.json").read_bytes())
                 return  # the same model, perhaps in use
             self.library._drop(target)
         build.rename(target)

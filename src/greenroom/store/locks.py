@@ -44,11 +44,11 @@ class Lock:
             os.close(fd)
 
     @classmethod
-    def wait(cls, path: Path, *, seconds_max: float = WAIT_S_MAX) -> Lock:
+    def wait(cls, path: Path, *, shared: bool = False, seconds_max: float = WAIT_S_MAX) -> Lock:
         """The lock as soon as it is free; raises StoreError when it is not in time."""
         until = time.monotonic() + seconds_max
         while True:
-            lock = cls.attempt(path)
+            lock = cls.attempt(path, shared=shared)
             if lock is not None:
                 return lock
             if time.monotonic() > until:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from .facts import Damaged, StoreError
+from .facts import Damaged, NoRoom, StoreError
 from .locks import Lock
 from .placing import FULL, READ_ONLY, no_room, sync_folder
 
@@ -37,18 +37,25 @@ class About:
 
 
 class Partial:
-    """The one process that fetches this blob holds this.  Ranges may be filled by several threads, each by one at a time."""
+    """The one process that fetches this blob holds this.
+
+    Ranges may be filled by several threads, each by one at a time, and `advance` may run beside them; `finish`, `discard` and
+    `close` come when all of that has ended.
+    """
 
     def __init__(self, base: Path, lock: Lock, about: About) -> None:
         self.about = about
         self._lock = lock
         self._base = base
         self._spans: list[tuple[int, int]] = []  # sorted, disjoint, not touching: [begin, end)
+        self._recording = threading.Lock()
         self._hash = hashlib.sha256()
         self._hashed = 0  # bytes from the start that are in `_hash`
+        self._hashing = threading.Lock()
+        self._fault: NoRoom | None = None  # after it nothing is written any more
+        self._removed = False
         self._fd = -1
         self._journal = -1
-        self._recording = threading.Lock()
         try:
             self._open()
         except BaseException:
@@ -62,12 +69,16 @@ class Partial:
     @property
     def done(self) -> int:
         """Bytes that are here."""
-        return sum(end - begin for begin, end in self._spans)
+        return sum(end - begin for begin, end in self._here())
+
+    def _here(self) -> list[tuple[int, int]]:
+        with self._recording:
+            return list(self._spans)
 
     def missing(self, length_max: int = 1 << 62) -> list[tuple[int, int]]:
         """What is not here yet: (offset, length), in order, each at most `length_max` long."""
         gaps, at = [], 0
-        for begin, end in [*self._spans, (self.size, self.size)]:
+        for begin, end in [*self._here(), (self.size, self.size)]:
             while at < begin:
                 length = min(length_max, begin - at)
                 gaps.append((at, length))
@@ -112,13 +123,21 @@ class Partial:
 
     def advance(self) -> int:
         """Take what is here from the start on into the hash; bytes hashed.  Worth calling beside a fetch: then `finish` is quick."""
-        while self._spans and self._spans[0][0] == 0 and self._hashed < self._spans[0][1]:
-            data = os.pread(self._fd, min(READ_BYTES, self._spans[0][1] - self._hashed), self._hashed)
+        while self._hash_some():
+            pass
+        return self._hashed
+
+    def _hash_some(self) -> bool:
+        spans = self._here()
+        with self._hashing:
+            if self._fault or not spans or spans[0][0] > 0 or self._hashed >= spans[0][1]:
+                return False
+            data = os.pread(self._fd, min(READ_BYTES, spans[0][1] - self._hashed), self._hashed)
             if not data:
                 raise StoreError(f"{self._path('part')} was cut by another program: pull again")
             self._hash.update(data)
             self._hashed += len(data)
-        return self._hashed
+        return True
 
     def discard(self) -> None:
         """Drop everything that is here, and the lock."""
@@ -154,15 +173,20 @@ class Partial:
             self._full(exc)
 
     def _verified(self) -> list[tuple[int, int]]:
-        """The ranges that the journal tells and the bytes confirm; a first look also feeds the hash."""
+        """The ranges that the journal tells and the bytes confirm; those from the start on are hashed on the way."""
         spans: list[tuple[int, int]] = []
         for offset, length, checksum in sorted(read_journal(self._path("journal"), self.size)):
-            data, crc = b"", 0
+            next_, crc = self._hash.copy() if offset == self._hashed else None, 0
             for at in range(offset, offset + length, READ_BYTES):
                 data = os.pread(self._fd, min(READ_BYTES, offset + length - at), at)
                 crc = zlib.crc32(data, crc)
-            if crc == checksum:
-                _add(spans, offset, offset + length)
+                if next_ is not None:
+                    next_.update(data)
+            if crc != checksum:
+                continue
+            _add(spans, offset, offset + length)
+            if next_ is not None:
+                self._hash, self._hashed = next_, offset + length
         return spans
 
     def _record(self, offset: int, length: int, crc: int) -> None:
@@ -174,6 +198,8 @@ class Partial:
             _add(self._spans, offset, offset + length)
 
     def _write(self, offset: int, data: memoryview) -> None:
+        if self._fault is not None:
+            raise self._fault
         if self._fd < 0:
             raise StoreError(f"{self.about.file} is not being fetched any more")
         done = 0
@@ -182,25 +208,31 @@ class Partial:
                 done += os.pwrite(self._fd, data[done:], offset + done)
         except OSError as exc:
             self._full(exc)
-        if offset < self._hashed:  # written again: what was hashed there is not true any more
-            self._hash, self._hashed = hashlib.sha256(), 0
-        elif offset == self._hashed:  # in order, as most come: not read again later
-            self._hash.update(data)
-            self._hashed += len(data)
+        with self._hashing:
+            if offset < self._hashed:  # written again: what was hashed there is not true any more
+                self._hash, self._hashed = hashlib.sha256(), 0
+            elif offset == self._hashed:  # in order, as most come: not read again later
+                self._hash.update(data)
+                self._hashed += len(data)
 
     def _full(self, exc: OSError) -> None:
         """A full disk takes the part with it: otherwise nothing could be written there any more."""
         if exc.errno not in FULL:
             raise exc
-        missing = self.size - self.done
-        self._remove()  # not closed: other threads may be writing, and their descriptor must not become another file's
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._fd, 0)
-        raise no_room(self._base.parent, missing) from exc
+        if self._fault is None:
+            self._fault = no_room(self._base.parent, self.size - self.done)
+            self._remove()
+            # Other threads may be writing, and their descriptor must not become another file's: what lies behind it goes now.
+            for fd in (self._fd, self._journal):
+                if fd >= 0:
+                    os.ftruncate(fd, 0)
+        raise self._fault from exc
 
     def _remove(self) -> None:
-        remove_parts(self._base)
-        self._lock.remove()
+        if not self._removed:  # once: after that the names may be another process's
+            self._removed = True
+            remove_parts(self._base)
+            self._lock.remove()
 
 
 class Filler:
@@ -233,7 +265,7 @@ class Filler:
 
     def record(self) -> None:
         """Note what was written, so that it is not fetched again."""
-        if self._at > self._begin and self._partial._journal >= 0:
+        if self._at > self._begin and self._partial._journal >= 0 and self._partial._fault is None:
             self._partial._record(self._begin, self._at - self._begin, self._crc)
             self._begin, self._crc = self._at, 0
 
