@@ -137,6 +137,27 @@ async def test_a_hot_request_is_answered_before_ask_returns(door: Door) -> None:
     assert second.said[0] is door.crew.running["a"].hot
 
 
+async def test_a_page_file_is_served_and_is_no_use_of_the_model(door: Door) -> None:
+    """The scheduler hears nothing of it; once the engine has gone there is none, and one that breaks off is told."""
+    visit, waiter = await a_hot_visit(door)
+    visit.finish(Outcome.OK, 200, 10, 0.1)
+    events, idle_at = heard(door), door.shell.scheduler._stage.entries["a"].instance.idle_at
+    file, taker = FakeWaiter(), FakeWaiter()
+    glance = door.ask(Wish("a", "a", "/style.css", glance=True), file)
+    assert file.words == ["hot"]
+    glance.finish(Outcome.OK, 200, 10, 0.1)
+    broken = door.ask(Wish("a", "a", "/app.js", glance=True), taker)
+    broken.lost("connection reset")
+    broken.lost("again")
+    assert taker.words == ["hot", "engine_died"]
+    await asyncio.sleep(0)
+    assert events == []
+    assert door.shell.scheduler._stage.entries["a"].instance.idle_at == idle_at
+    door.crew.running.clear()
+    door.ask(Wish("a", "a", "/style.css", glance=True), late := FakeWaiter())
+    assert late.words == ["not_ready"]
+
+
 async def test_an_engine_that_took_the_place_of_another_has_its_own_grant(door: Door) -> None:
     """Same model, same generation (a book built anew), another port."""
     first = door.grant(door.crew.running.setdefault("a", await self_made(door)), "hot", 0)

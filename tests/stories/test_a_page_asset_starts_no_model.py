@@ -78,6 +78,21 @@ async def test_files_of_a_cold_page_are_refused_at_once(tmp_path: Path, state: s
         assert told_of_a == []
 
 
+async def test_files_of_a_warm_page_keep_no_model(tmp_path: Path) -> None:
+    """Somebody left it open, and it asks on: the model sleeps and stops as if nobody did."""
+    async with Rig(tmp_path, {"a": fake(8000, config={"ttl": 1.5})}) as rig:
+        last = await rig.chat("a")
+        served = 0
+        async with asyncio.timeout(30):
+            while not rig.journal("a", "exit"):
+                reply = await (await rig.send("GET", "/upstream/a/_app/start.js", headers=BROWSER)).rest()
+                served += reply.status == 200
+                assert reply.status in (200, 409, 502)
+        assert served > 20
+        assert 1.45 <= rig.journal("a", "term")[0]["at"] - last.ended_at < 1.5 + SLACK_S
+        assert rig.starts("a") == 1
+
+
 async def test_a_crash_is_told_at_once_also_to_who_lost_the_stream(tmp_path: Path) -> None:
     """Within a second on an open stream; one that comes back is told everything as it is now, and what it missed."""
     async with Rig(tmp_path, {"a": fake(), ODD: fake(log="<b onclick=x>loaded</b>")}) as rig:

@@ -26,6 +26,7 @@ class Wish:
     batch: bool = False
     deadline_s: float | None = None
     hops: int = 0  # greenrooms it has passed, of a model that peers serve
+    glance: bool = False  # a page's file: served as long as the model is there, and no use of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,7 @@ class Exchange(RequestBody):
         self.phase = _ASKING
         path = path_text(route.path)
         client = holder.name or self.client.peer
-        wish = Wish(model_id, asked, path, client, deadline_s=self.deadline_s)
+        wish = Wish(model_id, asked, path, client, deadline_s=self.deadline_s, glance=not route.may_start)
         if model.may_travel:
             self.asked_name = name or ""  # "": the default, which a peer has to be told
             # What is asked of one engine raw (/upstream) is not for another server, unless only that has the model.

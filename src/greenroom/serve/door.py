@@ -21,6 +21,7 @@ from greenroom.core.facts import (
 )
 from greenroom.engines.base import Engine
 from greenroom.proxy.admission import Grant, Refusal, Waiter, Wish
+from greenroom.proxy.errors import not_ready
 from greenroom.shell.crew import HostCrew, Running
 from greenroom.shell.heart import Shell
 
@@ -189,6 +190,37 @@ class Visit:
         return fetched or door.shell.scheduler.progress(self.request, door.shell.clock())
 
 
+class Glance:
+    """A page's file, asked of an engine that is there anyway.
+
+    The scheduler hears nothing of it: it takes no slot, and whoever leaves a page open keeps no model by that.
+    """
+
+    __slots__ = ("_model", "_waiter")
+
+    def __init__(self, model: str, waiter: Waiter) -> None:
+        self._model, self._waiter = model, waiter
+
+    def cancel(self) -> None:
+        """It never waits."""
+
+    def finish(self, outcome: Outcome, status: int, bytes_out: int, first_byte_s: float | None) -> None:
+        self._waiter = NOBODY
+
+    def lost(self, why: str) -> None:
+        waiter, self._waiter = self._waiter, NOBODY
+        waiter.refused(Refusal(502, "engine_died", f"{self._model} was on its way out when this was asked of it: {why}", 1.0))
+
+    def quiet(self, is_quiet: bool) -> None:
+        """It holds nothing up."""
+
+    def alive(self) -> None:
+        """Its engine is not watched for it."""
+
+    def progress(self) -> str:
+        return ""
+
+
 class Door:
     """The Admissions of the running server."""
 
@@ -198,7 +230,20 @@ class Door:
         self.mended: Callable[[], None] | None = None  # what was missing is there now: read the configuration again
         self.fetching: Fetching | None = None
 
-    def ask(self, wish: Wish, waiter: Waiter) -> Visit:
+    def ask(self, wish: Wish, waiter: Waiter) -> Visit | Glance:
+        if wish.glance:
+            return self._glance(wish.model, waiter)
+        return self._visit(wish, waiter)
+
+    def _glance(self, model: str, waiter: Waiter) -> Glance:
+        glance, running = Glance(model, waiter), self.crew.running.get(model)
+        if running is None:
+            waiter.refused(not_ready(model))
+        else:
+            waiter.admitted(running.hot if isinstance(running.hot, Grant) else self.hot_grant(running))
+        return glance
+
+    def _visit(self, wish: Wish, waiter: Waiter) -> Visit:
         shell = self.shell
         now = shell.clock()
         request = waiter.request = shell.next_request()
