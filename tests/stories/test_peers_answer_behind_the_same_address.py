@@ -89,6 +89,15 @@ async def test_a_stream_a_hang_up_a_kill_and_what_is_told_of_it(tmp_path: Path) 
             assert f"peer box  http://127.0.0.1:{far.port}  up for " in shown
 
             stream = await near.ask("big", stream=True, fe=ENDLESS)
+            await stream.events(2)
+            (running,) = (await near.api("GET", "/api/requests?outcome=open")).json["requests"]
+            assert (running["model"], running["outcome"], running["code"]) == ("big", "running", "peer:box")
+            assert (await near.api("DELETE", f"/api/requests/{running['id']}")).status == 200
+            cancelled = await stream.rest()
+            assert (cancelled.complete, cancelled.error["code"]) == (False, "cancelled")
+            await far.wait_journal("big", "gone", 2)
+
+            stream = await near.ask("big", stream=True, fe=ENDLESS)
             await stream.events(5)
             await far.kill_server()
             reply = await stream.rest()

@@ -19,6 +19,7 @@ from greenroom.core.views import QueueView
 from greenroom.ledger.reads import Page, Unreadable
 from greenroom.ledger.rows import BootRow, RequestRow, TransitionRow
 from greenroom.ledger.store import Ledger
+from greenroom.proxy.peer_door import PeerVisit
 from greenroom.proxy.record import Record
 from greenroom.shell.crew import HostCrew
 from greenroom.shell.heart import Shell
@@ -26,6 +27,7 @@ from greenroom.shell.heart import Shell
 from .accounts import Accounts
 from .advisor import Advisor
 from .door import CANCELLED, CANCELLED_STATUS, Visit
+from .peers import PeersShown
 from .ribbon import Ribbon, day_of
 from .wiring import Plan
 
@@ -57,6 +59,7 @@ class Lookout:
     _crew: HostCrew
     _accounts: Accounts
     _ledger: Ledger | None
+    peers: PeersShown | None
 
     def look_out(self, ledger_path: Path | None = None) -> None:
         self.boot_id = uuid.uuid4().hex
@@ -131,10 +134,10 @@ class Lookout:
     # ------------------------------------------------------------------ requests
 
     def cancel(self, request: int) -> Result:
-        party = self._shell.parties.get(request)
-        if not isinstance(party, Visit):
+        party: object = self._shell.parties.get(request) or self._at_peers().get(request)
+        if not isinstance(party, (Visit, PeerVisit)):
             return Result(404, f"there is no waiting or running request {request}; it may have ended just now", "request_not_found")
-        was = "running" if party.is_admitted else "waiting"
+        was = "running" if isinstance(party, PeerVisit) or party.is_admitted else "waiting"
         if not party.dismiss(f"{CANCELLED_TEXT} while it was {was}"):
             return Result(409, f"request {request} has ended just now", "request_ended")
         return Result(200, f"the {was} request {request} to {party.model} is cancelled; its client is told so")
@@ -197,6 +200,7 @@ class Lookout:
             return []
         visits = [party for party in self._shell.parties.values() if isinstance(party, Visit)]
         rows = [self._open_row(visit) for visit in visits]
+        rows += [self._far_row(request, visit) for request, visit in self._at_peers().items()]
         return [one for one in rows if outcome in (None, "open", one["outcome"])]
 
     def _open_row(self, visit: Visit) -> Row:
@@ -219,6 +223,26 @@ class Lookout:
             outcome="running" if times is not None else "waiting",
             path=wish.path if wish is not None else "",
             start="" if times is None else ("hot" if turn is None or load < 0.001 else turn.kind),
+        )
+
+    def _at_peers(self) -> Mapping[int, PeerVisit]:
+        return self.peers.door.open if self.peers is not None else {}
+
+    def _far_row(self, request: int, visit: PeerVisit) -> Row:
+        ran_s, first, wish = self._shell.clock() - visit.asked_at, visit.first_byte_s, visit.wish
+        return row(
+            id=request,
+            at=time.time() - ran_s,
+            model=visit.model,
+            key_name=wish.client,
+            batch=wish.batch,
+            wait=(0.0, 0.0, 0.0),
+            first_token_s=first,
+            generation_s=max(0.0, ran_s - first) if first is not None else None,
+            outcome="running",
+            path=wish.path,
+            start="hot",
+            code=f"peer:{visit.peer}",
         )
 
     def _just_ended(self, outcome: str | None) -> list[Row]:
@@ -256,7 +280,7 @@ class Lookout:
             path=record.path,
             start=record.start,
             status=record.status,
-            code=code_of(record.outcome, record.status, ""),
+            code=f"peer:{record.peer}" if record.peer else code_of(record.outcome, record.status, ""),
         )
 
     async def _this_run(self) -> int | None:
