@@ -219,6 +219,7 @@ class _Builder:
         names = labels([model.id for model in self.config.models], chars_max=63 - len(label(self.options.name)) - 1)
         self._keep_secrets(self.config)
         host, _ = self._listen()
+        self._check_open(host)
         ports = self._ports()
         built = [self._engine(model, f"{label(self.options.name)}-{names[model.id]}", *ports[model.id]) for model in self.config.models]
         text = write.text_of(self.config, self.vault.keys, comments=self._head("The configuration these files were made from."))
@@ -482,6 +483,17 @@ class _Builder:
                 f"{host} is reachable from other machines and there are no API keys; set `apiKeys`, publish on 127.0.0.1, or give --no-auth"
             )
 
+    def _check_open(self, host: str) -> None:
+        """Engines know nothing of greenroom's keys."""
+        if is_loopback(host) or self.options.no_auth:
+            return
+        without = [model.id for model in self.config.models if not _has_key(_inner(model))]
+        if without:
+            raise BuildError(
+                f"{host} is reachable from other machines and engines do not ask for `apiKeys`: {without[0]} has no key of its own "
+                "(--api-key); publish on 127.0.0.1, put greenroom in front (--mode greenroom), or give --no-auth"
+            )
+
     def _refuse_client(self, model: ModelConfig, engine: Generic) -> None:
         if engine.command.client and not self.options.bare:
             raise BuildError(
@@ -543,6 +555,11 @@ def _on_host(engine: Generic, word: str, *, inside: bool = True) -> str | None:
         return None if found is None else os.path.abspath(found)
     path = os.path.expanduser(word)
     return os.path.normpath(os.path.join(os.path.abspath(os.path.expanduser(engine.config.cwd or ".")), path))
+
+
+def _has_key(engine: Generic) -> bool:
+    in_file = engine.flags.value("--api-key-file", env="LLAMA_ARG_API_KEY_FILE")
+    return bool(engine.flags.value(*engine.key_flags) or in_file or any(engine.env.get(name) for name in engine.key_variables))
 
 
 def _with_words(model: ModelConfig, words: Mapping[str, str]) -> ModelConfig:

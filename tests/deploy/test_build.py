@@ -1,0 +1,303 @@
+"""What is to be deployed says the same as the configuration: paths moved, ports fixed, secrets named, devices shared."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from greenroom.config.load import load_config_text
+from greenroom.config.model import Config
+from greenroom.config.yaml_out import dump
+from greenroom.deploy.build import BuildError, Options, build, guess_target
+from greenroom.deploy.containerfile import text_of
+from greenroom.deploy.intent import Workload
+from greenroom.deploy.references import config_of, engine_of
+from greenroom.store.references import parse
+from tests.deploy import sets
+from tests.deploy.readback import back
+
+
+def one(entry: dict[str, object], *, mode: str = "engines", target: str = "cpu", **options: object) -> Workload:
+    config = load_config_text(dump({"models": {"m": entry}}), env={})
+    return build(config, mode=mode, target=target, options=Options(**options)).workloads[0]  # type: ignore[arg-type]
+
+
+def model(entry: dict[str, object], **options: object) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command of its entry inside greenroom's container, and where its mounts come from."""
+    config = load_config_text(dump({"models": {"m": entry}}), env={})
+    intent = build(config, target="cpu", options=Options(**options))  # type: ignore[arg-type]
+    sources = {mount.target: mount.source for mount in intent.workloads[0].mounts if mount.kind == "bind"}
+    return intent.config.models[0].argv, sources
+
+
+@pytest.mark.parametrize("count", [1, 3, 12])
+def test_the_mounted_configuration_is_the_one_that_was_read(count: int) -> None:
+    """greenroom.yaml for the container loads to the same models, once its paths are turned back."""
+    config = sets.config(count)
+    intent = build(config, target="nvidia")
+    again = load_config_text(intent.config_text, env=sets.SECRETS)
+    assert sets.comparable(again) == sets.comparable(intent.config)
+    mounts = {mount.target: {"source": mount.source} for mount in intent.workloads[0].mounts if mount.kind == "bind"}
+    for before, after in zip(config.models, again.models, strict=True):
+        words = [back(word, mounts) for word in after.argv]
+        assert (
+            words == list(before.argv) if before.container is None else words[1:] == ["--port", "${PORT}", "--model", "/srv/whisper/w.bin"]
+        )
+        kept = ("id", "aliases", "ttl_s", "start_s_max", "stop_s_max", "memory_mib", "devices", "filters", "proxy", "pin")
+        assert [getattr(before, name) for name in kept] == [getattr(after, name) for name in kept]
+        assert dict(before.env).items() <= dict(after.env).items()
+    assert again.devices == config.devices
+    assert again.keys == config.keys
+
+
+def test_the_same_configuration_gives_the_same_intent() -> None:
+    """Nothing depends on the moment, on chance or on what this host has."""
+    for mode in ("greenroom", "engines"):
+        assert build(sets.config(12), mode=mode, target="nvidia") == build(sets.config(12), mode=mode, target="nvidia")
+
+
+def test_names_and_ports_are_unique() -> None:
+    """Names that differ only in case or far behind are different workloads on different ports."""
+    workloads = build(sets.config(12), mode="engines", target="nvidia").workloads
+    names = {one.name for one in workloads}
+    assert len(names) == len({one.host_port for one in workloads}) == 12
+    assert all(len(name) <= 63 and name.isascii() and name == name.lower() for name in names)
+
+
+def test_a_port_that_a_command_names_is_kept() -> None:
+    """Fixed ports stay, others are counted from startPort around them; two of one number are published apart."""
+    entry = {"cmd": "llama-server -m /m.gguf --port 6900", "proxy": "http://127.0.0.1:6900"}
+    other = {"cmd": "llama-server -m /m.gguf --port 6900 --host 127.0.0.2", "proxy": "http://127.0.0.2:6900"}
+    text = dump({"startPort": 6900, "models": {"free": {"cmd": "llama-server -m /m.gguf --port ${PORT}"}, "a": entry, "b": other}})
+    workloads = build(load_config_text(text, env={}), mode="engines", target="cpu").workloads
+    assert [(each.port, each.host_port) for each in workloads] == [(6901, 6901), (6900, 6900), (6900, 6902)]
+
+
+def test_probes_ask_the_engine_on_its_port() -> None:
+    """B49: port 8123 and a load of 300 s are in every probe, on whatever path the configuration names."""
+    workload = one(
+        {"cmd": "x --port 8123", "proxy": "http://127.0.0.1:8123/base", "checkEndpoint": "/ok", "healthCheckTimeout": 300}, image=""
+    )
+    for probe in (workload.live, workload.ready):
+        assert probe is not None
+        assert (probe.port, probe.path, probe.start_s) == (8123, "/base/ok", 300.0)
+
+
+@pytest.fixture(autouse=True)
+def _generic_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image for programs that nobody knows."""
+    from greenroom.deploy import images
+
+    monkeypatch.setitem(images.IMAGES, "generic", dict.fromkeys(("nvidia", "amd", "intel", "cpu"), "registry.example/x:1"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "inside"),
+    [
+        (["--lora", "/a/x.gguf,/b/y.gguf"], ["--lora", "/models/x.gguf,/models/y.gguf"]),
+        (["--mmproj=/a/p.gguf"], ["--mmproj=/models/p.gguf"]),
+        (["--lora-modules", "sql=/a/sql"], ["--lora-modules", "sql=/models/sql"]),
+        (["--cfg", '{"model": "/a/d", "n": 3}'], ["--cfg", '{"model": "/models/d", "n": 3}']),
+        (["--api-prefix", "/v1/x"], ["--api-prefix", "/v1/x"]),
+        (["--served-model-name", "/models/fake"], ["--served-model-name", "/models/fake"]),
+        (["--model-url", "https://h/a.gguf"], ["--model-url", "https://h/a.gguf"]),
+        (["-f", "/dev/null"], ["-f", "/dev/null"]),
+        (["-p", "/not a path/"], ["-p", "/not a path/"]),
+        (["--json", "{not json /a}"], ["--json", "{not json /a}"]),
+        (["--regex", "a,b"], ["--regex", "a,b"]),
+        (["/a/x/same", "/b/x/same", "/c/x/same"], ["/models/same", "/models/x-same", "/models/"]),
+    ],
+)
+def test_paths_of_the_host_are_mounted_and_renamed(words: list[str], inside: list[str]) -> None:
+    """Whatever form a path has in a command, the file is there inside under the name that the command says."""
+    found, sources = model({"cmd": ["llama-server", "--port", "${PORT}", *words]})
+    assert all(word.startswith(want) if want == "/models/" else word == want for word, want in zip(found[3:], inside, strict=True)), found
+    assert [back(word, {target: {"source": source} for target, source in sources.items()}) for word in found[3:]] == words
+
+
+def test_the_parts_of_a_split_model_stay_together() -> None:
+    """Its folder is mounted: the command names only the first part."""
+    found, sources = model({"cmd": "llama-server -m /srv/big/b-00001-of-00004.gguf --port ${PORT}"})
+    assert found[2] == "/models/big/b-00001-of-00004.gguf"
+    assert sources == {"/models/big": "/srv/big"}
+
+
+def test_relative_paths_are_seen_from_the_working_directory(tmp_path: Path) -> None:
+    """`cwd` of the model counts, else where greenroom stood."""
+    _, sources = model({"cmd": "llama-server -m ./m.gguf --port ${PORT}", "cwd": str(tmp_path)})
+    assert sources == {"/models/m.gguf": str(tmp_path / "m.gguf")}
+    _, sources = model({"cmd": "llama-server -m m.gguf --port ${PORT}"})
+    assert sources == {"/models/m.gguf": os.path.join(os.getcwd(), "m.gguf")}
+
+
+def test_variables_keep_their_values() -> None:
+    """Folders and files that variables name are mounted where they lie, a cache writable, system folders not at all."""
+    env = {"HF_HOME": "/data/hf", "LLAMA_ARG_MODEL": "/data/m.gguf", "PATH": "/usr/bin", "XDG_CACHE_HOME": "/usr/cache", "OTHER": "/data/x"}
+    workload = one({"cmd": "llama-server --port ${PORT}", "env": env})
+    assert dict(workload.env) == env
+    assert {mount.target: mount.read_only for mount in workload.mounts} == {"/data/hf": False, "/data/m.gguf": True}
+
+
+def test_secrets_are_named_never_written() -> None:
+    """A key in a command becomes the variable its engine knows; one that no engine knows goes through a shell."""
+    workload = one({"cmd": "llama-server -m /m.gguf --port ${PORT} --api-key sk-1234"})
+    assert "sk-1234" not in repr((workload.argv, workload.env))
+    assert workload.secret_env == (("LLAMA_API_KEY", "M_SECRET"),)
+    workload = one({"cmd": "sglang serve --model-path org/m --port ${PORT} --api-key=it$is-1234"}, target="nvidia")
+    assert workload.argv[:2] == ("/bin/sh", "-c")
+    assert workload.secret_env == (("M_SECRET", "M_SECRET"),)
+    assert "1234" not in repr((workload.argv, workload.env))
+
+
+def test_two_models_may_use_one_variable_for_two_secrets() -> None:
+    """The second value gets a key of its own, and each engine its own value by the name it knows."""
+    entry = {"cmd": "llama-server -m /m.gguf --port ${PORT}"}
+    text = dump({"models": {"a": {**entry, "env": {"HF_TOKEN": "token-1"}}, "b/c": {**entry, "env": {"HF_TOKEN": "token-2"}}}})
+    config = load_config_text(text, env={})
+    a, b = build(config, mode="engines", target="cpu").workloads
+    assert (a.secret_env, b.secret_env) == ((("HF_TOKEN", "HF_TOKEN"),), (("HF_TOKEN", "B_C_HF_TOKEN"),))
+    intent = build(config, target="cpu")
+    assert sets.comparable(load_config_text(intent.config_text, env={"HF_TOKEN": "token-1", "B_C_HF_TOKEN": "token-2"})) == sets.comparable(
+        intent.config
+    )
+
+
+def test_a_key_can_be_wanted_where_there_is_none() -> None:
+    """For a place that others reach, the configuration asks for a key that the environment holds."""
+    config = replace(sets.config(1), keys=())
+    intent = build(config, target="cpu", options=Options(require_key=True))
+    assert load_config_text(intent.config_text, env={"GREENROOM_API_KEY": "k-1234"}).api_keys == ("k-1234",)
+    assert "GREENROOM_API_KEY" in dict(intent.workloads[0].secret_env)
+    assert "--no-auth" not in intent.workloads[0].argv
+    assert "--no-auth" in build(config, target="cpu").workloads[0].argv
+
+
+@pytest.mark.parametrize(
+    ("entry", "devices", "count"),
+    [
+        ({"device": "gpu1"}, ("GPU-b",), 1),
+        ({"device": ["gpu0", "gpu1"], "devices_count": 2}, ("GPU-a", "GPU-b"), 2),
+        ({"device": ["gpu0", "gpu1"]}, ("GPU-a",), 1),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "3"}}, ("3",), 1),
+        ({}, (), 1),
+    ],
+)
+def test_devices_of_a_model(entry: dict[str, object], devices: tuple[str, ...], count: int) -> None:
+    """Named devices by UUID, pinned ones by what pins them, else only how many."""
+    top = {"devices": {"gpu0": {"memory": "1GiB", "uuid": "GPU-a"}, "gpu1": {"memory": "1GiB", "uuid": "GPU-b"}}}
+    text = dump({**top, "models": {"m": {"cmd": "llama-server -m /m.gguf --port ${PORT}", **entry}}})
+    (workload,) = build(load_config_text(text, env={}), mode="engines", target="nvidia").workloads
+    assert (workload.share.devices, workload.share.count) == (devices, count)
+    assert "CUDA_VISIBLE_DEVICES" not in dict(workload.env)
+
+
+def test_a_model_in_ram_asks_for_no_card() -> None:
+    """`device: ram` is the CPU, with its image and its memory, among others on cards."""
+    workload = one({"cmd": "llama-server -m /m.gguf --port ${PORT}", "device": "ram", "memory": "2GiB"}, target="nvidia")
+    assert (workload.share.vendor, workload.share.count, workload.memory_mib) == ("cpu", 0, 2048)
+    assert "cuda" not in workload.image
+
+
+def test_what_is_measured_is_handed_on() -> None:
+    """Measured needs win over declared ones."""
+    entry = {"cmd": "llama-server -m /m.gguf --port ${PORT}", "memory": "9GiB"}
+    assert one(entry, target="nvidia").gpu_mib == 9216
+    assert one(entry, target="nvidia", gpu_mib={"m": 7000}).gpu_mib == 7000
+
+
+@pytest.mark.parametrize(
+    ("reference", "entry", "words"),
+    [
+        ("hf://org/m-GGUF:Q4_K_M", "llama-server -m ${MODEL_PATH} --port ${PORT}", ["--hf-repo", "org/m-GGUF:Q4_K_M"]),
+        ("https://h/m.gguf", "llama-server --model ${MODEL_PATH} --port ${PORT}", ["--model-url", "https://h/m.gguf"]),
+        ("hf://org/m", "vllm serve ${MODEL_PATH} --port ${PORT}", ["serve", "org/m"]),
+        ("file:///srv/m.gguf", "llama-server -m ${MODEL_PATH} --port ${PORT}", ["-m", "/models/m.gguf"]),
+    ],
+)
+def test_an_engine_without_greenroom_fetches_its_model_itself(reference: str, entry: str, words: list[str]) -> None:
+    """References become what the engine knows; no macro of greenroom is left in its command."""
+    workload = one({"model": reference, "cmd": entry})
+    assert list(workload.argv[1:3]) == words
+    assert "${" not in repr(workload.argv)
+
+
+@pytest.mark.parametrize(
+    ("entry", "options", "message"),
+    [
+        ({"cmd": "docker run --rm -p ${PORT}:8000 vllm/vllm-openai --model x"}, {}, "calls a container runtime itself"),
+        ({"cmd": "llama-server -m ${MODEL_PATH} --port ${PORT}", "model": "ollama://x"}, {}, "--mode greenroom"),
+        ({"cmd": "llama-server -m /m.gguf --port ${PORT}"}, {"listen": "0.0.0.0:8080"}, "m has no key of its own"),
+        ({"cmd": "llama-server -m /m.gguf --port ${PORT}"}, {"listen": "0.0.0.0:8080", "mode": "greenroom"}, "no API keys"),
+        ({"cmd": "llama-server -m /m.gguf --port ${PORT}"}, {"listen": "nowhere"}, "HOST:PORT"),
+        ({"cmd": "llama-server -m /m.gguf --port ${PORT}"}, {"mig": "half"}, "MIG profile"),
+        ({"cmd": "sh -c 'sglang serve --port ${PORT} --api-key sk-12345'"}, {"target": "nvidia"}, "holds a secret"),
+    ],
+)
+def test_what_cannot_be_deployed_is_refused(entry: dict[str, object], options: dict[str, object], message: str) -> None:
+    """One sentence that says what to do."""
+    with pytest.raises(BuildError, match=message):
+        one(entry, **options)
+
+
+def test_unknown_words_are_refused() -> None:
+    """Mode, target, and a set without models."""
+    with pytest.raises(BuildError, match="no mode"):
+        build(sets.config(1), mode="both")
+    with pytest.raises(BuildError, match="no target"):
+        build(sets.config(1), target="tpu")
+    with pytest.raises(BuildError, match="no model"):
+        build(Config(path="x", models=()))
+
+
+def test_an_engine_without_an_image_is_named() -> None:
+    """sglang has no usual image for a CPU: it has to be named, for the engine or for the model."""
+    entry: dict[str, object] = {"cmd": "sglang serve --model-path org/m --port ${PORT}"}
+    with pytest.raises(BuildError, match="--engine-image m=IMAGE"):
+        one(entry)
+    assert one(entry, engine_images={"sglang": "r/s:1"}).image == "r/s:1"
+    assert one(entry, engine_images={"sglang": "r/s:1", "m": "r/m:1"}).image == "r/m:1"
+
+
+@pytest.mark.parametrize(
+    ("top", "entry", "found", "target"),
+    [
+        ({}, {"env": {"HIP_VISIBLE_DEVICES": "0"}}, "nvidia", "amd"),
+        ({}, {"env": {"ZE_AFFINITY_MASK": "0"}}, "", "intel"),
+        ({"devices": {"gpu0": {"memory": "1GiB", "uuid": "GPU-a"}}}, {}, "", "nvidia"),
+        ({}, {"device": "ram"}, "nvidia", "cpu"),
+        ({}, {}, "amd", "amd"),
+        ({}, {}, "", "cpu"),
+    ],
+)
+def test_the_target_is_guessed_only_from_what_is_said(top: dict[str, object], entry: dict[str, object], found: str, target: str) -> None:
+    """What the configuration names wins over what this host has."""
+    text = dump({**top, "models": {"m": {"cmd": "llama-server -m /m.gguf --port ${PORT}", **entry}}})
+    assert guess_target(load_config_text(text, env={}), found) == target
+
+
+def test_references_make_a_configuration() -> None:
+    """Names from references, an engine for each, and a text that loads."""
+    texts = ["oci://registry.example/team/chat:1", "hf://org/embed-GGUF:Q8_0", "hf://org/Big", "file:///srv/a b.gguf"]
+    config = config_of([parse(text) for text in texts])
+    assert [model.argv[0] for model in config.models] == ["llama-server", "llama-server", "vllm", "llama-server"]
+    assert len({model.id for model in config.models}) == 4
+    again = load_config_text(build(config, target="nvidia").config_text, env={})
+    assert [model.reference for model in again.models] == [str(parse(text)) for text in texts]
+    with pytest.raises(BuildError, match="given twice"):
+        config_of([parse(texts[0]), parse(texts[0])])
+    with pytest.raises(BuildError, match="no engine"):
+        config_of([parse(texts[0])], engine="tgi")
+    assert engine_of(parse("hf://org/x:Q4_K_M")) == "llama_server"
+
+
+def test_the_image_holds_the_engines_that_are_used() -> None:
+    """The largest engine is the base, llama-server is copied in, and what does not fit is said."""
+    both = text_of(["llama_server", "vllm"], "nvidia", {})
+    assert "FROM docker.io/vllm/vllm-openai" in both
+    assert "/app /opt/llama.cpp" in both
+    assert "FROM r/own:1\n" in text_of(["llama_server"], "cpu", {"llama_server": "r/own:1"})
+    assert "sglang does not fit beside vllm" in text_of(["vllm", "sglang"], "nvidia", {})
+    assert build(sets.config(1), target="cpu", options=Options(image="r/greenroom:1")).builds == ""
