@@ -259,7 +259,7 @@ def test_a_peer_that_hangs_costs_its_time_and_no_more() -> None:
         async with a_far_world(hangs, by("p1"), peers=[{"response_s": 0.3}, {}]) as far:
             assert json.loads((await ask(far)).body) == {"by": "p1"}
             await until(far.engines[0].sides[0].gone.is_set)
-            assert far.standing("p0").last_error == "it sent no answer within 0.3 s"
+            assert far.standing("p0").last_error == "nothing came from it for 0.3 s"
             assert far.standing("p0").is_up  # it is there, but does not serve this model
 
     on_uvloop(main)
@@ -279,6 +279,52 @@ def test_a_peer_that_falls_silent_within_its_answer_is_cut() -> None:
             assert b"peers.p0.stall_timeout" in answer.body
             await until(far.engines[0].sides[0].gone.is_set)
             assert far.engines[1].seen == []
+
+    on_uvloop(main)
+
+
+def test_a_peer_that_takes_no_body_is_left() -> None:
+    """It reads the head and stops; the next one gets the whole body."""
+
+    async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.pause_reading()
+        await gone.wait()
+        writer.transport.abort()
+
+    gone = asyncio.Event()
+
+    async def main() -> None:
+        server = await asyncio.start_server(deaf, "127.0.0.1", 0, limit=1 << 10)
+        async with a_far_world(by("p1")) as far:
+            slow = a_peer("p0", server.sockets[0].getsockname()[1], priority=1, stall_s=0.3)
+            far.take(slow, a_peer("p1", far.engines[0].port))
+            body = b'{"model":"far","n":"' + b"x" * (20 << 20) + b'"}'
+            assert json.loads((await ask(far, body)).body) == {"by": "p1"}
+            assert far.engines[0].seen[0].body == body
+            gone.set()
+        server.close()
+
+    on_uvloop(main)
+
+
+def test_what_a_peer_says_of_its_own_host_is_not_said_of_ours() -> None:
+    """Cookies, other addresses, orders to browsers."""
+    extra = "Set-Cookie: a=b\r\nAlt-Svc: h3=\":443\"\r\nStrict-Transport-Security: max-age=9\r\nClear-Site-Data: *\r\nX-Request-Id: 7\r\n"
+    ours = "X-Greenroom-Model: other\r\nX-Greenroom-Peer: other\r\nAccess-Control-Allow-Origin: *\r\n"
+
+    async def main() -> None:
+        async with a_far_world(told(200, extra=extra + ours)) as far:
+            answer = await ask(far)
+            assert set(answer.headers) == {
+                b"content-type",
+                b"content-length",
+                b"x-request-id",
+                b"x-greenroom-model",
+                b"x-greenroom-start",
+                b"x-greenroom-wait-ms",
+                b"x-greenroom-peer",
+            }
+            assert (answer.headers[b"x-greenroom-model"], answer.headers[b"x-greenroom-peer"]) == (b"far", b"p0")
 
     on_uvloop(main)
 

@@ -139,8 +139,8 @@ class FarTicket(Ticket, Protocol):
     def answered(self, status: int, retry_after: bytes) -> str:
         """The head of its answer came.  "": relay it; else why not: give the connection up and call `lost`."""
 
-    def timed_out(self) -> str:
-        """No head came in time; the reason, to be passed to `lost`."""
+    def timed_out(self, limit_s: float) -> str:
+        """Nothing came, or was taken, for so long; the reason, to be passed to `lost`."""
 
 
 class Admissions(Protocol):

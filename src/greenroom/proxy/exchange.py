@@ -25,6 +25,7 @@ from .heads import (
     LAST_CHUNK,
     Headers,
     body_kind,
+    far_lines,
     is_event_stream,
     request_head,
     response_head,
@@ -122,6 +123,7 @@ class Exchange(RequestBody):
         "retried",
         "status",
         "stream",
+        "taken",
         "ticket",
         "told_tokens",
         "upgrade",
@@ -148,6 +150,7 @@ class Exchange(RequestBody):
         self.key: Key | None = None
         self.upstream: Upstream | None = None
         self.status = self.bytes_out = 0
+        self.taken = 0  # of its body, by a peer, when that was last looked at
         self.framing = NONE
         self.length: int | None = None
         self.pending: bytes | None = None  # the answer's head, not yet written
@@ -466,6 +469,8 @@ class Exchange(RequestBody):
         if upstream.sent and not (is_far and not self.early):  # another peer may need it, until the first byte
             self.forget_body()
         status = upstream.status
+        if is_far:
+            upstream.lines = far_lines(upstream.lines)
         if self.early:
             if status != 200 or not is_event_stream(upstream.content_type) or upstream.encoded:
                 self._collect(self.client.server.limits.error_kib_max * KIB)
@@ -699,14 +704,16 @@ class Exchange(RequestBody):
     def _watch_peer(self, far: Far, now: float) -> None:
         """It has so long for the head of its answer, and so long between two pieces of it."""
         upstream = self.upstream
-        if self.heard or upstream is None or upstream.held or not upstream.sent:
-            self.heard_at = now
+        if upstream is None:
             return
-        has_head = upstream.headed
-        limit_s = far.stall_s if has_head else far.response_s
+        taken = self.size if upstream.sent else upstream.offset
+        if self.heard or upstream.held or taken != self.taken:
+            self.heard_at, self.taken = now, taken
+            return
+        limit_s = far.stall_s if upstream.headed or not upstream.sent else far.response_s
         if limit_s is None or now - self.heard_at < limit_s:
             return
-        why = cast(FarTicket, self.ticket).timed_out()
+        why = cast(FarTicket, self.ticket).timed_out(limit_s)
         self._drop_upstream()
         if self._is_nothing_told():
             self._guarded(lambda: self._lost(why))

@@ -152,6 +152,17 @@ def response_head(status: int, lines: Iterable[bytes], extra: bytes, framing: by
     return b"".join((b"HTTP/1.1 %d %b\r\n" % (status, reason(status)), *lines, extra, framing, b"\r\n"))
 
 
+# What another server says of its own host, which to a client would be ours.
+_OF_ITS_HOST: Final = frozenset(
+    (b"set-cookie", b"strict-transport-security", b"alt-svc", b"clear-site-data", b"refresh", b"location", b"www-authenticate", b"nel")
+)
+
+
+def far_lines(lines: list[bytes]) -> list[bytes]:
+    """Header lines of a peer's answer that are meant for clients of ours."""
+    return [line for line in lines if line.partition(b":")[0].lower() not in _OF_ITS_HOST]
+
+
 def safe_value(text: str) -> bytes:
     """`text` as a header value: as it is when it is printable ASCII, else percent-encoded as UTF-8."""
     if text.isascii() and text.isprintable():

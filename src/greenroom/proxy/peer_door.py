@@ -262,12 +262,11 @@ class PeerVisit:
         self._works(target, now)
         return ""
 
-    def timed_out(self) -> str:
-        """FarTicket: no byte came for too long."""
+    def timed_out(self, limit_s: float) -> str:
+        """FarTicket: nothing went on for so long."""
         target = self._target
         assert target is not None
-        limit_s = target.peer.response_s
-        return self._fails(target, self._door.clock(), f"it sent no answer within {limit_s or 0:g} s", is_reached=True)
+        return self._fails(target, self._door.clock(), f"nothing came from it for {limit_s:g} s", is_reached=True)
 
     def _is_another_left(self, now: float) -> bool:
         return bool(rules.order([target.candidate() for target in self._left], now, again=True))
@@ -409,9 +408,9 @@ class Crossing:
         visit = self.ticket
         return visit.answered(status, retry_after) if isinstance(visit, PeerVisit) else ""
 
-    def timed_out(self) -> str:
+    def timed_out(self, limit_s: float) -> str:
         visit = self.ticket
-        return visit.timed_out() if isinstance(visit, PeerVisit) else ""
+        return visit.timed_out(limit_s) if isinstance(visit, PeerVisit) else ""
 
 
 class PeerDoor:
