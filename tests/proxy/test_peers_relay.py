@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from wsproto.events import BytesMessage, CloseConnection, TextMessage
 
 from greenroom.config.model import KeyConfig
 from greenroom.proxy import peer_probe
@@ -31,7 +32,8 @@ from tests.proxy.peer_world import (
     never_ends_its_head,
     told,
 )
-from tests.proxy.relay_world import Answer, EngineSide, Seen, a_caller, answer_ok, get, on_asyncio, on_uvloop, post, until
+from tests.proxy.relay_world import Answer, Engine, EngineSide, Seen, a_caller, answer_ok, get, on_asyncio, on_uvloop, post, until
+from tests.proxy.test_relay_tunnel import UPGRADE, Socket, echo
 
 
 async def ask(far: FarWorld, body: bytes = CHAT, **more: Any) -> Answer:
@@ -701,6 +703,59 @@ def test_plain_http_where_tls_is_expected_is_told(tmp_path: Path) -> None:
             assert answer.status == 502
             assert far.engines[0].seen == []
             far.engines[0].faults.clear()  # h11 saw a TLS greeting
+
+    on_uvloop(main)
+
+
+class FarSocket(Socket):
+    async def open(self, early: bytes = b"") -> dict[bytes, bytes]:
+        upgrade = UPGRADE.replace("realtime, other", "realtime, openai-insecure-api-key.sk-of-the-client, other")
+        await self.caller.send(get("/v1/realtime?model=far", upgrade) + early)
+        answer = await self.caller.answer(upgrade=True)
+        assert answer is not None
+        assert answer.status == 101
+        return answer.headers
+
+
+@pytest.mark.parametrize("run", [on_uvloop, on_asyncio])
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_a_websocket_to_a_peer(tmp_path: Path, is_secure: bool, run: Any) -> None:
+    """Also behind TLS, which has no half-closed connections; a key among the sub-protocols stays here."""
+    large = bytes(range(256)) * 4096
+
+    async def main() -> None:
+        certificate = a_certificate(tmp_path)
+        engine = TlsEngine(echo, certificate) if is_secure else Engine(echo)
+        async with engine, a_far_world() as far:
+            tls = trusting(certificate[0]) if is_secure else None
+            far.take(a_peer("p0", engine.port, {"far": "there"}, tls=tls, host="localhost" if is_secure else "127.0.0.1"))
+            async with a_caller(far.world) as caller:
+                socket = FarSocket(caller)
+                headers = await socket.open()
+                assert (headers[b"sec-websocket-protocol"], headers[b"x-greenroom-peer"]) == (b"realtime", b"p0")
+                await socket.send(BytesMessage(large))
+                assert await socket.message() == large
+                await socket.send(CloseConnection(1000))
+                assert isinstance(await socket.event(), CloseConnection)
+                await until(lambda: far.standing().outcomes["ok"] == 1)
+            async with a_caller(far.world) as caller:
+                await FarSocket(caller).open()
+                assert far.standing().in_flight == 1
+            await until(lambda: far.standing().in_flight == 0)
+            await until(lambda: all(side.gone.is_set() or side.writer.is_closing() for side in engine.sides))
+            assert engine.seen[0].target == b"/v1/realtime?model=there"
+            assert b"sk-of-the-client" not in engine.raw
+
+    run(main)
+
+
+def test_an_upgrade_that_one_peer_refuses_goes_to_the_next() -> None:
+    async def main() -> None:
+        async with a_far_world(told(503), echo) as far, a_caller(far.world) as caller:
+            socket = FarSocket(caller)
+            assert (await socket.open())[b"x-greenroom-peer"] == b"p1"
+            await socket.send(TextMessage("hello"))
+            assert await socket.message() == "hello"
 
     on_uvloop(main)
 

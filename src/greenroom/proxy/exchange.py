@@ -30,6 +30,7 @@ from .heads import (
     request_head,
     response_head,
     safe_value,
+    without_protocol_keys,
 )
 from .keys import ANYONE, NOBODY, STRIPPED, Holder, Load, is_script
 from .limits import KIB, MIB
@@ -394,7 +395,10 @@ class Exchange(RequestBody):
             path = grant.base_path.encode("latin-1") + path
         host = self._client_host() if grant is None else grant.wire[1]
         length = size if size or self.method in BODY_METHODS else None
-        head = request_head(self.method, path, host, self.headers, dropped, length, extra, self.upgrade)
+        headers = self.headers
+        if self.upgrade and grant is not None and grant.far is not None:
+            headers = without_protocol_keys(headers)
+        head = request_head(self.method, path, host, headers, dropped, length, extra, self.upgrade)
         is_head = self.method == b"HEAD"
         upstream.begin(self, head, body, size, is_head=is_head, upgrade=self.upgrade, keeps_cors=control)
 

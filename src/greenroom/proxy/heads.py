@@ -163,6 +163,18 @@ def far_lines(lines: list[bytes]) -> list[bytes]:
     return [line for line in lines if line.partition(b":")[0].lower() not in _OF_ITS_HOST]
 
 
+def without_protocol_keys(headers: Headers) -> Headers:
+    """A client's key can also be a WebSocket sub-protocol: pages of OpenAI's realtime API have no other way to send one."""
+    out: Headers = []
+    for name, value in headers:
+        if name == b"sec-websocket-protocol":
+            value = b", ".join(word for word in map(bytes.strip, value.split(b",")) if b"api-key" not in word.lower())
+            if not value:
+                continue
+        out.append((name, value))
+    return out
+
+
 def safe_value(text: str) -> bytes:
     """`text` as a header value: as it is when it is printable ASCII, else percent-encoded as UTF-8."""
     if text.isascii() and text.isprintable():
