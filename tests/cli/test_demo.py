@@ -42,12 +42,12 @@ def test_any_two_fit_and_three_do_not(needs: list[int]) -> None:
 
 def test_the_configuration_survives_odd_paths() -> None:
     """Blanks and quotes in a model's path reach the engine as they are."""
-    argv = ("/a b/llama-server", "--model", "/it's here/x.gguf", "--port", "${PORT}")
+    argv = ("/a b/llama-server", "--model", "${MODEL_PATH}", "--port", "${PORT}")
     program = Found(Path(argv[0]), "package", {"LD_LIBRARY_PATH": "/a b"})
-    text = demo.configuration([demo.Actor("chat", "", argv, 100)], 200, program)
+    text = demo.configuration([demo.Actor("chat", "", "file:///it's here/x.gguf", argv, 100)], 200, program)
 
     (model,) = load_config_text(text, "greenroom.yaml").models
-    assert model.argv == argv
+    assert (model.argv, model.reference) == (argv, "file:///it's here/x.gguf")
     assert model.env == (("LD_LIBRARY_PATH", "/a b"),)
 
 

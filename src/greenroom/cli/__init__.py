@@ -16,8 +16,9 @@ from greenroom import __version__
 
 # command -> (module:attribute, the line in `--help`)
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "serve": ("greenroom.cli.serve_cmd:serve", "Serve the models of a configuration file."),
+    "serve": ("greenroom.cli.serve_cmd:serve", "Serve the models of a configuration file, or by reference."),
     "demo": ("greenroom.cli.demo_cmd:demo", "Show a chat model, an embedder and a reranker sharing memory for two."),
+    "run": ("greenroom.cli.run_cmd:run_model", "Chat with a model in the terminal."),
     "check": ("greenroom.cli.check:check", "Check a configuration file and what fits where."),
     "ps": ("greenroom.cli.ps:ps", "List models, what they hold and what happens next."),
     "top": ("greenroom.cli.top:top", "Watch devices, models and the queue."),
@@ -37,6 +38,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "generate": ("greenroom.cli.generate_cmd:generate", "Write files that run the same models elsewhere."),
     "pull": ("greenroom.cli.pull_cmd:pull", "Bring a model here."),
     "push": ("greenroom.cli.push_cmd:push", "Bring a model to a registry."),
+    "list": ("greenroom.cli.list_cmd:list_", "List the models on this host."),
+    "inspect": ("greenroom.cli.list_cmd:inspect", "Show what is known of a model."),
+    "rm": ("greenroom.cli.tidy_cmd:rm", "Remove models from this host."),
+    "gc": ("greenroom.cli.tidy_cmd:gc", "Remove what no model needs any more."),
+    "verify": ("greenroom.cli.tidy_cmd:verify", "Compare models with their digests."),
     "config": ("greenroom.cli.convert:config", "Convert configuration files."),
 }
 

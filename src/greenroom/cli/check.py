@@ -93,7 +93,8 @@ def check(path: str | None, as_json: bool, schema: bool, lenient: bool) -> None:
         raise click.UsageError("give the FILE to check, or --schema")
     with explained_as_json(path) if as_json else explained():
         config = loaded(path, lenient)
-    needs = [need_of(model, config.devices) for model in config.models]
+    config, absent = at_home(config)
+    needs = [need_of(model, config.devices, absent.get(model.id, "")) for model in config.models]
     rooms = rooms_of(config.devices)
     problems = problems_of(needs, rooms)
     placed = place([one for one in needs if one.id not in problems], rooms)
@@ -133,9 +134,23 @@ def loaded(path: str, lenient: bool) -> Config:
 # ---------------------------------------------------------------------------------------------------------- what it needs
 
 
-def need_of(model: ModelConfig, devices: Sequence[DeviceConfig]) -> ModelNeed:
+def at_home(config: Config) -> tuple[Config, dict[str, str]]:
+    """The configuration with places of models that are in the store; and those that are not, with their references."""
+    if not any(model.reference for model in config.models):
+        return config, {}
+    from greenroom.store.library import Library
+    from greenroom.store.resolve import resolve
+
+    found = resolve(config, Library())
+    return found.config, {model: str(reference) for model, reference in found.absent.items()}
+
+
+def need_of(model: ModelConfig, devices: Sequence[DeviceConfig], absent: str = "") -> ModelNeed:
+    """`absent`: the reference of a model whose files are not here yet."""
     from greenroom.engines.detect import describe
 
+    if absent:
+        model = replace(model, misconfigured="")
     engine = describe(model)
     candidates = candidates_of(model, devices)
     estimate = engine.estimate([device_ref(one) for one in devices if one.id in candidates])
@@ -148,8 +163,8 @@ def need_of(model: ModelConfig, devices: Sequence[DeviceConfig]) -> ModelNeed:
         memory_mib=model.memory_mib if declared else estimate.device_mib,
         host_mib=model.host_memory_mib if model.host_memory_mib is not None else estimate.host_mib,
         source="declared" if declared else estimate.source,
-        detail=estimate.detail,
-        problem=model.misconfigured or engine.missing(),
+        detail=f"{absent} is not here yet: the first request fetches it" if absent else estimate.detail,
+        problem="" if absent else model.misconfigured or engine.missing(),
         line=model.line,
         sleep=check_sleep.naps_of(model, engine, estimate),
     )

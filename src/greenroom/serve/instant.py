@@ -5,6 +5,7 @@ What is written here a person could have written: it is a file, to be looked at,
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ SHARE_MAX = 0.9  # of a device, for one model
 VLLM_ROOM_MIB = 6144  # beside the weights: KV cache, graphs, activations
 VLLM_SHARE_MIN = 0.1
 RANK = 4  # llama.cpp's pooling type of a reranker
+PLAIN_WORD = re.compile(r"[\w./:=@%+,${}-]+")
 RUNTIMES = ("podman", "docker")
 VLLM_IMAGE = "docker.io/vllm/vllm-openai:v0.18.0"
 
@@ -69,7 +71,9 @@ def entry(stored: Stored, name: str, device: DeviceRef, llama_server: str | None
         engine = find("vllm", None)
         argv = vllm_argv(stored, name, engine, device)
     container = {"runtime": engine.runtime, "image": engine.image, "volumes": ["${MODEL_DIR}:${MODEL_DIR}"]} if engine.image else None
-    return {"model": str(stored.reference), "cmd": list(argv), **({"container": container} if container else {})}
+    # One line where that cannot be misread.
+    cmd: str | list[str] = " ".join(argv) if all(PLAIN_WORD.fullmatch(word) for word in argv) else list(argv)
+    return {"model": str(stored.reference), "cmd": cmd, **({"container": container} if container else {})}
 
 
 def find(kind: str, configured: str | None) -> Engine:

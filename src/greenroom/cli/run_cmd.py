@@ -1,0 +1,302 @@
+"""`greenroom run REFERENCE`: a chat in the terminal with a model, fetched first if need be."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import sys
+import tempfile
+import time
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from greenroom.cli import text
+from greenroom.cli.child import HOST, CannotRun, free_port, serving
+from greenroom.cli.pull_cmd import Shown, faults, options_of, parsed, run, web_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ANSWER_S_MAX = 600.0  # between two pieces of an answer; the first waits for the model to load
+ERROR_BYTES_SHOWN = 600
+PROMPT_BYTES_MAX = 8 << 20
+BIDI = frozenset(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
+FENCE = '"""'
+HELP = f"""\
+/bye             end (so does Ctrl-D)
+/clear           forget what was said
+/system TEXT     set what the model is told about itself, and forget what was said
+{FENCE}              begin and end a text of several lines
+Ctrl-C           stop an answer"""
+
+
+@click.command("run")
+@click.argument("reference")
+@click.argument("prompt", nargs=-1)
+@click.option("--system", default="", metavar="TEXT", help="What the model is told about itself.")
+@click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="The longest answer.")
+@click.option("--temperature", type=click.FloatRange(0.0, 10.0), metavar="T", help="0 = always the likeliest word.")
+@click.option("--llama-server", "llama_server", metavar="PATH", envvar="GREENROOM_LLAMA_SERVER", help="The llama-server to use.")
+@click.option("--timings", is_flag=True, help="Tell how fast each answer came.")
+@click.option("--offline", is_flag=True, help="Ask nobody; the model has to be here (GREENROOM_OFFLINE=1).")
+@web_options
+def run_model(
+    reference: str,
+    prompt: tuple[str, ...],
+    system: str,
+    max_tokens: int | None,
+    temperature: float | None,
+    llama_server: str | None,
+    timings: bool,
+    store: Path | None,
+    quiet: bool,
+    as_json: bool,
+    **words: Any,
+) -> None:
+    """Chat with the model REFERENCE, which is fetched first when it is not here.
+
+    With a PROMPT, or text on standard input, it answers once and ends.
+    """
+    from rich.console import Console
+
+    from greenroom.serve.instant import NoEngine
+
+    if as_json:
+        raise click.UsageError("--json is for pull; an answer of `run` is text. For JSON ask `greenroom serve`")
+    question = " ".join(prompt) or ("" if sys.stdin.isatty() else sys.stdin.read(PROMPT_BYTES_MAX).strip())
+    if not question and not sys.stdin.isatty():
+        raise click.UsageError("there is nothing to ask: give a prompt, text on standard input, or a terminal")
+    with faults():
+        stored = fetch([reference], store, quiet, words)[0]
+    signal.signal(signal.SIGTERM, _interrupt)
+    console = Console(highlight=False, soft_wrap=True, stderr=False)
+    more: dict[str, Any] = {name: value for name, value in (("max_tokens", max_tokens), ("temperature", temperature)) if value is not None}
+    try:
+        with tempfile.TemporaryDirectory(prefix="greenroom-run-") as folder:
+            work = Path(folder)
+            name = write(work / "greenroom.yaml", [stored], llama_server, free_port())[0]
+            port = free_port()
+            with serving(work / "greenroom.yaml", work, port, environment(store)):
+                chat = Chat(port, name, system, more, timings)
+                if question:
+                    code = chat.once(console, question)
+                else:
+                    code = chat.loop(console)
+    except (CannotRun, NoEngine) as fault:
+        raise click.ClickException(text.safe(str(fault))) from None
+    sys.exit(code)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def fetch(references: list[str], store: Path | None, quiet: bool, words: dict[str, Any]) -> list[Any]:
+    """Each model, here.  What is here already is taken as it is: only `pull` asks for news.  Raises StoreError."""
+    from greenroom.store.facts import Damaged, NotFound
+    from greenroom.store.library import Library
+    from greenroom.store.pull import Puller
+
+    library, found = Library(store), []
+    options = options_of(words)
+    for one in references:
+        reference = parsed(one)
+        try:
+            found.append(library.ready(reference))
+            continue
+        except (NotFound, Damaged):
+            pass
+        shown = Shown(quiet)
+        with shown:
+            found.append(run(Puller(library, options, shown.remark).pull(reference, shown.tell)))
+    return found
+
+
+def environment(store: Path | None) -> dict[str, str]:
+    from greenroom.store.library import ENVIRONMENT
+
+    return {ENVIRONMENT: str(store.absolute())} if store is not None else {}
+
+
+def write(path: Path, stored: list[Any], llama_server: str | None, start_port: int | None = None) -> list[str]:
+    """The configuration for these models; returns their names.  Raises NoEngine."""
+    from greenroom.config.yaml_out import dump
+    from greenroom.host.gpus import GpuError, Gpus
+    from greenroom.serve.instant import configuration
+
+    gpus = Gpus()
+    try:
+        found = gpus.discover()
+    except GpuError:
+        found = ()
+    finally:
+        gpus.close()
+    made = configuration(stored, found, llama_server=llama_server)
+    if start_port is not None:
+        made["startPort"] = start_port
+    comments = ["Made by greenroom from references; keep it under another name, change it, and serve it with `greenroom serve -c`."]
+    path.write_text(dump(made, comments=comments), encoding="utf-8")
+    return list(made["models"])
+
+
+def printable(piece: str) -> str:
+    """What a model wrote, without what could move the cursor or turn the direction of text; lines and joined letters stay."""
+    return "".join(char for char in piece if char in "\n\t" or not (unicodedata.category(char) == "Cc" or char in BIDI))
+
+
+class Trouble(Exception):
+    """No answer; one sentence."""
+
+
+@dataclass(slots=True)
+class Chat:
+    """What was said, and how to say more."""
+
+    port: int
+    model: str
+    system: str
+    more: dict[str, Any]
+    timings: bool
+    said: list[dict[str, str]] = field(default_factory=list)
+
+    def once(self, console: Console, question: str) -> int:
+        """Exit code."""
+        try:
+            self.answer(console, question)
+        except Trouble as fault:
+            click.echo(text.safe(str(fault)), err=True)
+            return 1
+        except KeyboardInterrupt:
+            click.echo(err=True)
+            return 130
+        return 0
+
+    def loop(self, console: Console) -> int:
+        console.print(f"[dim]{text.safe(self.model)}; /help tells what else you can type[/dim]", markup=True)
+        while True:
+            try:
+                line = read()
+            except EOFError:
+                console.print()
+                return 0
+            except KeyboardInterrupt:
+                console.print()
+                continue
+            word, _, rest = line.strip().partition(" ")
+            if word in ("/bye", "/exit", "/quit"):
+                return 0
+            if word == "/clear":
+                self.said.clear()
+            elif word == "/system":
+                self.system, self.said = rest.strip(), []
+            elif word in ("/help", "/?"):
+                click.echo(HELP)
+            elif word.startswith("/") and "\n" not in line and len(word) > 1 and word[1:].isalpha():
+                click.echo(f"there is no {word}; /help tells what there is")
+            elif line.strip():
+                try:
+                    self.answer(console, line)
+                except Trouble as fault:
+                    click.echo(text.safe(str(fault)), err=True)
+                except KeyboardInterrupt:
+                    click.echo(" [stopped]")
+
+    def answer(self, console: Console, question: str) -> None:
+        """Print the answer as it comes.  One that was stopped counts as said so far."""
+        told = [*([{"role": "system", "content": self.system}] if self.system else []), *self.said, {"role": "user", "content": question}]
+        body = {"model": self.model, "stream": True, "messages": told, "stream_options": {"include_usage": True}, **self.more}
+        began, first_s, pieces, usage = time.monotonic(), 0.0, [], {}
+        try:
+            with waiting(console) as waits:
+                for kind, piece in self._stream(body):
+                    if not first_s:
+                        first_s = time.monotonic() - began
+                        waits.stop()
+                    if kind == "usage":
+                        usage = piece
+                        continue
+                    shown = printable(piece)
+                    console.print(shown, end="", markup=False, style="dim" if kind == "reasoning" else None)
+                    pieces += [piece] if kind == "content" else []
+        finally:
+            if pieces:
+                self.said += [{"role": "user", "content": question}, {"role": "assistant", "content": "".join(pieces)}]
+        console.print()
+        if self.timings:
+            tokens, left_s = usage.get("completion_tokens"), time.monotonic() - began - first_s
+            speed = f", {tokens / left_s:.1f} tokens/s" if tokens and left_s > 0 else ""
+            click.echo(f"first word after {text.duration(first_s)}, {tokens or '?'} tokens{speed}", err=True)
+
+    def _stream(self, body: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        """(content | reasoning | usage, piece)"""
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=ANSWER_S_MAX)
+        try:
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            if response.status != 200:
+                raise Trouble(_reason(response.read(ERROR_BYTES_SHOWN * 10)))
+            for raw in response:
+                if not raw.startswith(b"data:"):
+                    continue
+                data = raw[5:].strip()
+                if data == b"[DONE]":
+                    return
+                event = json.loads(data)
+                if "error" in event:
+                    raise Trouble(str(event["error"].get("message") or event["error"]))
+                for choice in event.get("choices") or ():
+                    delta = choice.get("delta") or {}
+                    if delta.get("reasoning_content"):
+                        yield "reasoning", delta["reasoning_content"]
+                    if delta.get("content"):
+                        yield "content", delta["content"]
+                if event.get("usage"):
+                    yield "usage", event["usage"]
+        except (OSError, http.client.HTTPException, ValueError) as fault:
+            raise Trouble(f"the answer broke off: {fault}") from None
+        finally:
+            connection.close()
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:ERROR_BYTES_SHOWN].decode(errors="replace") or "no answer"
+
+
+def read() -> str:
+    """One line, or several between fences.  EOFError at the end."""
+    line = input(">>> ")
+    if not line.lstrip().startswith(FENCE):
+        return line
+    lines = [line.lstrip().removeprefix(FENCE)]
+    while FENCE not in lines[-1]:
+        lines.append(input("... "))
+    lines[-1] = lines[-1].partition(FENCE)[0]
+    return "\n".join(lines).strip("\n")
+
+
+class waiting:
+    """A spinner until `stop`; nothing where output is not a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._status = console.status("", spinner="dots") if console.is_terminal else None
+
+    def __enter__(self) -> waiting:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def stop(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __exit__(self, *fault: object) -> None:
+        self.stop()

@@ -1,0 +1,171 @@
+"""`run` and `serve` with references: a model becomes a chat, or a server, without a configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from greenroom.cli.run_cmd import printable
+
+PROGRAM = [sys.executable, "-c", "from greenroom.cli import main; main()"]
+S_MAX = 90.0
+
+
+def environment(tmp_path: Path, **more: str) -> dict[str, str]:
+    return {**os.environ, "GREENROOM_MODELS": str(tmp_path / "store"), "TERM": "dumb", **more}
+
+
+def greenroom(tmp_path: Path, *words: str, said: str | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *words], input=said, capture_output=True, text=True, timeout=S_MAX, env=environment(tmp_path, **more), check=False
+    )
+
+
+@pytest.mark.engine
+def test_a_prompt_is_answered_once(tmp_path: Path, tiny_chat: Path) -> None:
+    """From the command line or standard input; the model is in the store afterwards, and nothing runs any more."""
+    done = greenroom(tmp_path, "run", str(tiny_chat), "--max-tokens", "4", "--timings", "say", "hello")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "4 tokens" in done.stderr
+    piped = greenroom(tmp_path, "run", str(tiny_chat), "--max-tokens", "4", "--temperature", "0", said="hello\n")
+    assert piped.returncode == 0, piped.stderr
+    assert "fetching" not in piped.stderr
+    listed = json.loads(greenroom(tmp_path, "list", "--json").stdout)
+    assert "tiny-chat" in json.dumps(listed)
+
+
+@pytest.mark.engine
+def test_a_terminal_holds_a_conversation(tmp_path: Path, tiny_chat: Path) -> None:
+    """Lines are answered in turn, commands obeyed, an unknown one told; /bye ends it."""
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        [*PROGRAM, "run", str(tiny_chat), "--max-tokens", "4"],
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env=environment(tmp_path),
+        close_fds=True,
+    )
+    os.close(child)
+    heard = ""
+
+    def until(words: str) -> None:
+        nonlocal heard
+        end = time.monotonic() + S_MAX
+        while words not in heard:
+            ready, _, _ = select.select([parent], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"no {words!r} in {heard!r}"
+            heard += os.read(parent, 65536).decode(errors="replace")
+        heard = heard.partition(words)[2]
+
+    def say(line: str) -> None:
+        os.write(parent, f"{line}\n".encode())
+
+    try:
+        until(">>> ")
+        say("/nonsense")
+        until("there is no /nonsense")
+        until(">>> ")
+        say("hello")
+        until(">>> ")
+        say('"""two')
+        until("... ")
+        say('lines"""')
+        until(">>> ")
+        say("/bye")
+        assert process.wait(S_MAX) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(parent)
+
+
+@pytest.mark.engine
+def test_references_are_served_under_sensible_names(
+    tmp_path: Path, tiny_chat: Path, tiny_embed: Path, tiny_rerank: Path, free_port: Callable[[], int]
+) -> None:
+    """A chat model, an embedder and a reranker each get the flags of their kind; the configuration can be kept."""
+    port, state = free_port(), tmp_path / "state"
+    words = ["serve", str(tiny_chat), str(tiny_embed), str(tiny_rerank), "--listen", f"127.0.0.1:{port}", "--state-dir", str(state)]
+    log = (tmp_path / "log").open("wb")
+    process = subprocess.Popen([*PROGRAM, *words], stdout=log, stderr=log, env=environment(tmp_path))
+    try:
+        wait_up(process, port, tmp_path / "log")
+        config = YAML(typ="safe").load((state / "references.yaml").read_text())
+        assert list(config["models"]) == ["tiny-chat", "tiny-embed", "tiny-rerank"]
+        assert "--jinja" in config["models"]["tiny-chat"]["cmd"]
+        assert "--embedding" in config["models"]["tiny-embed"]["cmd"]
+        assert "--reranking" in config["models"]["tiny-rerank"]["cmd"]
+        chat = ask(port, "/v1/chat/completions", {"model": "tiny-chat", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]})
+        assert chat["model"] == "tiny-chat"
+        assert ask(port, "/v1/embeddings", {"model": "tiny-embed", "input": "hi"})["data"]
+        assert ask(port, "/v1/rerank", {"model": "tiny-rerank", "query": "hi", "documents": ["a", "b"]})["results"]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(S_MAX)
+        log.close()
+    checked = greenroom(tmp_path, "check", str(state / "references.yaml"))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def wait_up(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    end = time.monotonic() + S_MAX
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.05)
+    pytest.fail(log.read_text(errors="replace"))
+
+
+def ask(port: int, path: str, body: Mapping[str, object]) -> dict[str, object]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=S_MAX) as answer:
+        value: dict[str, object] = json.load(answer)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "code"),
+    [
+        (("run", "oci://127.0.0.1:1/a:b", "hi"), "cannot be reached", 1),
+        (("run", "/nowhere/x.gguf", "hi"), "x.gguf", 1),
+        (("run", "--offline", "hf://a/b", "hi"), "offline", 1),
+        (("serve", "-c", "x.yaml", "hf://a/b"), "not both", 2),
+        (("serve",), "name a configuration", 2),
+        (("serve", "/nowhere/x.gguf"), "x.gguf", 1),
+    ],
+)
+def test_what_cannot_be_is_told_in_a_line(tmp_path: Path, words: tuple[str, ...], said: str, code: int) -> None:
+    """Without a traceback."""
+    done = subprocess.run(
+        [*PROGRAM, *words],
+        capture_output=True,
+        text=True,
+        timeout=S_MAX,
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_a_model_writes_moves_no_cursor() -> None:
+    """Escapes and turned text go; lines, tabs and joined letters stay."""
+    assert printable("a\x1b[2Jb\r\x07\n\tc\u202ed\u200de") == "a[2Jb\n\tcd\u200de"
