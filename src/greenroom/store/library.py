@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -406,6 +407,8 @@ class Library:
 
     def _sweep_blobs(self, *, dry: bool, only: set[str] | None = None) -> Swept:
         have, needed = self._used()
+        # A blob may be a link to the file that was taken in: then nothing comes free.  In a dry run doomed models still hold links, too.
+        links: Counter[int] = self._links() if dry else Counter()
         swept = Swept()
         for path in sorted((self.root / "blobs" / "sha256").iterdir()):
             digest = f"sha256:{path.name}"
@@ -414,10 +417,15 @@ class Library:
             if digest in needed:
                 swept += Swept(kept=(f"blob {path.name[:12]}",))
                 continue
-            swept += Swept((f"blob {path.name[:12]}",), _own_bytes(path))
+            stat = path.stat()
+            outside = stat.st_nlink - 1 - links[stat.st_ino]
+            swept += Swept((f"blob {path.name[:12]}",), 0 if outside > 0 else _own_bytes(path))
             if not dry:
                 path.unlink(missing_ok=True)
         return swept
+
+    def _links(self) -> Counter[int]:
+        return Counter(path.stat().st_ino for path in (self.root / "models").rglob("*") if path.is_file())
 
     def _sweep_work(self, *, dry: bool) -> Swept:
         swept = Swept()
