@@ -38,6 +38,7 @@ SHM_MIB_PER_GPU = 2048  # workers of PyTorch servers talk through /dev/shm; 64 M
 API_KEY = "GREENROOM_API_KEY"
 OWN_KEY = f"${{env.{API_KEY}}}"
 PORTS_END = 65535
+SET_CHARS_MAX = 30  # of a set's name: those of its workloads begin with it
 MIG_PROFILE = re.compile(r"\d+g\.\d+gb(?:\+[a-z.]+)?")
 
 
@@ -106,6 +107,11 @@ class _Builder:
     vault: Vault = field(default_factory=Vault)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def name(self) -> str:
+        """Of the set, as it can stand in file and object names."""
+        return label(self.options.name, chars_max=SET_CHARS_MAX)
+
     # ------------------------------------------------------------------------------------------------ greenroom itself
 
     def greenroom(self) -> Intent:
@@ -138,12 +144,12 @@ class _Builder:
             argv.append("--no-auth")
         kept = [
             Mount("config", CONFIG_FILE, CONFIG_PLACE),
-            Mount("volume", f"{self.options.name}-state", STATE_PLACE, read_only=False),
-            Mount("volume", f"{self.options.name}-cache", CACHE_PLACE, read_only=False),
+            Mount("volume", f"{self.name}-state", STATE_PLACE, read_only=False),
+            Mount("volume", f"{self.name}-cache", CACHE_PLACE, read_only=False),
         ]
         probe = Probe("/health", inside_port, OWN_START_S)
         return Workload(
-            name=label(self.options.name),
+            name=self.name,
             model="",
             image=self.options.image or images.own_image(self.target),
             argv=tuple(argv),
@@ -216,12 +222,12 @@ class _Builder:
 
     def engines(self) -> Intent:
         """One workload for each model, without greenroom in front."""
-        names = labels([model.id for model in self.config.models], chars_max=63 - len(label(self.options.name)) - 1)
+        names = labels([model.id for model in self.config.models], chars_max=63 - len(self.name) - 1)
         self._keep_secrets(self.config)
         host, _ = self._listen()
         self._check_open(host)
         ports = self._ports()
-        built = [self._engine(model, f"{label(self.options.name)}-{names[model.id]}", *ports[model.id]) for model in self.config.models]
+        built = [self._engine(model, f"{self.name}-{names[model.id]}", *ports[model.id]) for model in self.config.models]
         text = write.text_of(self.config, self.vault.keys, comments=self._head("The configuration these files were made from."))
         return self._intent("engines", tuple(built), self.config, text, host)
 
@@ -392,7 +398,7 @@ class _Builder:
             return ()
         if any(name in CACHE_VARIABLES for name, _ in env):
             return ()
-        volume = f"{self.options.name}-cache"
+        volume = f"{self.name}-cache"
         if engine.kind == "tei":
             return (Mount("volume", volume, TEI_CACHE_PLACE, read_only=False),)
         if engine.kind in ("vllm", "sglang") or any(engine.flags.has(flag) for flag in FETCHED):
@@ -466,6 +472,11 @@ class _Builder:
                     self.vault.key(value, name, f"{prefix}_{name}")
             for value in _secrets(_inner(model)):
                 self.vault.key(value, f"{prefix}_SECRET")
+        for value, variable in self.vault.keys.items():
+            if any(char in value for char in "\n\r\0"):
+                raise BuildError(
+                    f"the secret {variable} has several lines, which no file of variables carries; keep it in a file and name that file"
+                )
 
     # ------------------------------------------------------------------------------------------------------------ rest
 
@@ -513,7 +524,7 @@ class _Builder:
         wants_build = mode == "greenroom" and not self.options.image and not self.options.bare
         kinds = tuple(dict.fromkeys(_inner(model).kind for model in config.models))
         return Intent(
-            name=label(self.options.name),
+            name=self.name,
             mode=mode,
             workloads=workloads,
             config=config,

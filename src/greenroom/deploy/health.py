@@ -12,4 +12,4 @@ def command(probe: Probe) -> tuple[str, ...]:
     """Fails unless the path answers 2xx; without a path any answer will do."""
     fail = ("--fail",) if probe.path else ()
     url = f"http://127.0.0.1:{probe.port}{probe.path or '/'}"
-    return ("curl", "--silent", "--show-error", *fail, "--output", "/dev/null", "--max-time", str(TIMEOUT_S), url)
+    return ("curl", "--silent", "--show-error", "--globoff", *fail, "--output", "/dev/null", "--max-time", str(TIMEOUT_S), url)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 LABEL_CHARS_MAX = 63  # RFC 1123
 DIGEST_CHARS = 8
+# quadlet makes the service NAME-network of NAME.network: a workload of that name would be in its way.
+UNIT_KINDS = frozenset({"build", "image", "network", "pod", "volume"})
 
 
 def label(name: str, *, chars_max: int = LABEL_CHARS_MAX) -> str:
@@ -18,7 +20,7 @@ def label(name: str, *, chars_max: int = LABEL_CHARS_MAX) -> str:
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     if not plain[:1].isalpha():
         plain = f"m-{plain}".rstrip("-")
-    if plain == name and len(plain) <= chars_max:
+    if plain == name and len(plain) <= chars_max and plain.rpartition("-")[2] not in UNIT_KINDS:
         return plain
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_CHARS]
     return f"{plain[: chars_max - DIGEST_CHARS - 1].rstrip('-')}-{digest}"
