@@ -380,6 +380,25 @@ def test_a_rest_that_was_asked_for_is_kept() -> None:
     on_uvloop(main)
 
 
+def test_a_resting_peer_is_asked_before_nobody_answers() -> None:
+    """Where the other is gone it may say for itself; the client hears when to come again."""
+
+    async def main() -> None:
+        async with a_far_world(told(429, extra="Retry-After: 60\r\n"), dies) as far:
+            first = await ask(far)  # p0 asks for a rest, p1 dies
+            assert (first.status, error(first)["code"], first.headers[b"retry-after"]) == (503, "peer_failed", b"60")
+            assert "p0: it answered 429; p1: it " in error(first)["message"]
+            again = await ask(far)  # p1 dies, p0 says it once more
+            assert (again.status, again.headers[b"x-greenroom-peer"], again.headers[b"retry-after"]) == (429, b"p0", b"60")
+            far.engines[1].reply = told(500)
+            assert (await ask(far)).status == 500  # an answer of p1, if a bad one: p0 is left in peace
+            far.engines[1].reply = told(502)
+            assert (await ask(far)).status == 502
+            assert len(far.engines[0].seen) == 2
+
+    on_uvloop(main)
+
+
 def test_a_circuit_opens_and_closes_again() -> None:
     """Three failures; then nobody asks it, clients hear when it is tried again; one trial brings it back."""
 

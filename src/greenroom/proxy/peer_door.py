@@ -154,6 +154,7 @@ class PeerVisit:
         "_is_judged",
         "_left",
         "_refusal",
+        "_rest_s",
         "_said",
         "_target",
         "_waiter",
@@ -169,6 +170,7 @@ class PeerVisit:
         self._is_judged = False  # whether its peer is known to work, or not
         self._counted = ""  # the fault that was counted
         self._is_ended = False
+        self._rest_s: float | None = None  # the shortest that one of them asked for
         self._said: list[str] = []  # peer and why not, of those that were asked
 
     # ---- for those who look
@@ -203,7 +205,7 @@ class PeerVisit:
         """Ask the best peer, or be refused."""
         door, now = self._door, self._door.clock()
         candidates = [target.candidate() for target in self._left]
-        best = rules.order(candidates, now, again=bool(self._said))
+        best = rules.order(candidates, now)
         if not best:
             self._refuse(candidates, now)
             return
@@ -232,7 +234,8 @@ class PeerVisit:
             message = f"{local.message.rstrip('.')}; no peer helped out: {tried}." if tried else local.message
             self._waiter.refused(replace(local, message=message))
         elif self._said:
-            self._waiter.refused(Refusal(502, "peer_failed", f"No peer answered for {self.wish.asked_name}: {tried}."))
+            status = 502 if self._rest_s is None else 503  # one of them is there, and said when to come again
+            self._waiter.refused(Refusal(status, "peer_failed", f"No peer answered for {self.wish.asked_name}: {tried}.", self._rest_s))
         else:
             left_s = rules.free_in_s(candidates, now)
             message = f"No peer that serves {self.wish.asked_name} is well: {tried}; the next trial is in {left_s:.0f} s."
@@ -245,6 +248,8 @@ class PeerVisit:
         target, now = self._target, self._door.clock()
         assert target is not None
         rest_s = rules.retry_after_s(retry_after)
+        if rest_s is not None and status in rules.PASSED_ON:
+            self._rest_s = rest_s if self._rest_s is None else min(self._rest_s, rest_s)
         if status in (429, 503) and (status == 429 or rest_s is not None):
             serving = target.standing.serving.get(target.there, rules.NEW)
             target.standing.serving[target.there] = rules.asked_for_rest(serving, now, rest_s)

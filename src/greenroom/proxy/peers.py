@@ -115,7 +115,7 @@ def order(candidates: Sequence[Candidate], now: float, *, again: bool = False) -
     """Whom to ask, best first: by priority, then who has the least in flight for its weight, then as given.
 
     Peers whose circuit is open are left out.  Those that asked for a rest come last: where nobody else is left, they
-    may say it themselves.  `again`: another peer was asked before, so that those are left out, too.
+    may say it themselves.  `again`: another peer has answered, if badly, so that those are left out, too.
     """
     able = [(place, one) for place, one in enumerate(candidates) if one.can_be_asked(now) and not (again and one.rests(now))]
     able.sort(key=lambda pair: (pair[1].rests(now), -pair[1].priority, (pair[1].in_flight + 1) / pair[1].weight, pair[0]))
