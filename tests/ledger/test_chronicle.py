@@ -142,9 +142,8 @@ def test_the_short_way_of_hot_requests_gives_the_same_rows(first: int) -> None:
                 priority = event.priority.value if event.priority is not None else None
                 short.hot_arrival(event.at, event.request, event.model, event.client, priority, actions[0].generation)
                 found: list[Row] = []
-            elif isinstance(event, RequestFinished) and not actions:
-                row = short.hot_end(event.at, event.request, event.outcome.value)
-                found = [row] if row is not None else []
+            elif isinstance(event, RequestFinished) and not actions and (one := short.hot.pop(event.request, None)) is not None:
+                found = [short.hot_row(event.request, one, event.at, event.outcome.value)]
             else:
                 found = short.feed(event, actions)
             assert found == long.feed(event, actions)

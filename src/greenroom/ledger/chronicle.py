@@ -7,7 +7,7 @@
 Waits are kept per model, not per request: each model is at every moment queued, gated, loading or waking, and a
 request takes the difference of its model's totals between its arrival and its admission.
 
-Nearly every request is hot: admitted at once, ended without a further word.  `hot_arrival` and `hot_end` are `feed` for
+Nearly every request is hot: admitted at once, ended without a further word.  `hot_arrival` and `hot_row` are `feed` for
 its two events, told in bare values; they cost a third of it.
 """
 
@@ -26,7 +26,6 @@ from greenroom.core.facts import (
     InstanceReported,
     MemoryMeasured,
     Model,
-    Outcome,
     Priority,
     Refuse,
     RequestArrived,
@@ -49,6 +48,10 @@ from .rows import EventRow, RequestRow, SampleRow, TellRow, TransitionRow
 Row: TypeAlias = RequestRow | TransitionRow | TellRow | SampleRow | EventRow
 Book: TypeAlias = Mapping[str, Mapping[str, int]]  # model -> device -> MiB
 Totals: TypeAlias = tuple[float, float, float, float]
+# What those who wait for a model wait for, since when, and how long they had waited for each until then.
+Mark: TypeAlias = tuple[int, float, Totals]
+# Of a hot request that runs: its arrival, model, priority, client, generation, who was served before, its model's mark.
+Hot: TypeAlias = "tuple[float, _Track, str, str, int, str, Mark]"
 
 SAMPLE_EVERY_S: Final = 5.0  # of each device
 RAM: Final = "ram"
@@ -65,10 +68,7 @@ class _Open:
     track: _Track
     priority: str
     client: str
-    queue_s: float  # its model's totals at its arrival
-    gate_s: float
-    load_s: float
-    wake_s: float
+    mark: Mark  # its model's at its arrival
     waiting: bool = True
     generation: int = 0
     start: str = ""
@@ -95,9 +95,8 @@ class _Track:
     """One model: where it is, what those who wait for it wait for, and what it holds."""
 
     model: str
-    phase: int = QUEUE
-    since: float = 0.0
-    totals: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
+    mark: Mark
+    priority: str = Priority.INTERACTIVE.value  # of requests that name none
     waiting: int = 0
     generation: int = 0
     devices: tuple[str, ...] = ()
@@ -109,13 +108,18 @@ class _Track:
     awake: dict[str, int] = field(default_factory=dict)  # what is booked when it is ready
 
     def shift(self, phase: int, at: float) -> None:
-        self.totals[self.phase] += at - self.since
-        self.phase, self.since = phase, at
+        self.mark = (phase, at, totals(self.mark, at))
 
-    def settle(self, at: float) -> None:
-        """Time passed in the present phase goes to its total."""
-        self.totals[self.phase] += at - self.since
-        self.since = at
+
+def totals(mark: Mark, at: float) -> Totals:
+    """How long those of this model have waited for each cause until `at`, which comes before the next mark."""
+    phase, since, (queue_s, gate_s, load_s, wake_s) = mark
+    more_s = at - since
+    if phase == QUEUE:
+        return queue_s + more_s, gate_s, load_s, wake_s
+    if phase == GATE:
+        return queue_s, gate_s + more_s, load_s, wake_s
+    return (queue_s, gate_s, load_s + more_s, wake_s) if phase == LOAD else (queue_s, gate_s, load_s, wake_s + more_s)
 
 
 class Chronicle:
@@ -132,7 +136,7 @@ class Chronicle:
         self._models: dict[str, Model] = {}
         self._tracks: dict[str, _Track] = {}
         self._open: dict[int, _Open] = {}
-        self._hot: dict[int, tuple[float, _Track, str, str, int, str, list[float]]] = {}  # those of which nothing else is known yet
+        self.hot: dict[int, Hot] = {}  # those of which nothing else is known yet; whoever ends one takes it out
         self._turn: tuple[_Track | None, tuple[str, ...]] = (None, ())  # whose the latest admission was, and on which devices
         self._served: dict[str, tuple[int, str]] = {}  # device -> number of its latest admission, and whose it was
         self._admissions = 0
@@ -194,22 +198,12 @@ class Chronicle:
         track = self._tracks.get(model)
         if track is None:
             track = self._track(model, at)
-        totals = track.totals
-        totals[track.phase] += at - track.since
-        track.since = at
-        if priority is None:
-            known = self._models.get(model)
-            priority = (known.priority if known is not None else Priority.INTERACTIVE).value
         last, devices = self._turn
         before = "" if last is track and devices is track.devices else self._takes_turn(track)
-        self._hot[request] = (at, track, priority, client, generation, before, totals[:])
+        self.hot[request] = (at, track, priority or track.priority, client, generation, before, track.mark)
 
-    def hot_end(self, at: float, request: int, outcome: str) -> Any:
-        """RequestFinished that was answered by nothing; its row, or None where the request is not known."""
-        one = self._hot.pop(request, None)
-        if one is None:
-            rows: list[Any] = self.feed(RequestFinished(at, request, Outcome(outcome)), ())
-            return rows[-1] if request not in self._open and rows and not isinstance(rows[-1], EventRow) else None
+    def hot_row(self, request: int, one: Hot, at: float, outcome: str) -> Any:
+        """RequestFinished that was answered by nothing, of a request that was taken out of `hot`; its row."""
         began_at, track, priority, client, generation, before, _ = one
         return self._request_row(
             request, began_at + self.offset_s, track.model, generation, client, priority, "", 0.0, 0.0, 0.0, 0.0, None,
@@ -219,12 +213,11 @@ class Chronicle:
     def _known(self, request: int) -> _Open | None:
         """A request that has not ended; more is about to happen to it."""
         one = self._open.get(request)
-        if one is None and (hot := self._hot.pop(request, None)) is not None:
-            at, track, priority, client, generation, before, (queue_s, gate_s, load_s, wake_s) = hot
+        if one is None and (hot := self.hot.pop(request, None)) is not None:
+            at, track, priority, client, generation, before, mark = hot
             one = self._open[request] = _Open(
-                request, at, track, priority, client, queue_s, gate_s, load_s, wake_s, waiting=False, generation=generation, start="hot",
-                before=before,
-            )  # fmt: skip
+                request, at, track, priority, client, mark, waiting=False, generation=generation, start="hot", before=before
+            )
         return one
 
     def restart(self, at: float, why: str, *, forget: bool = False) -> list[Row]:
@@ -236,7 +229,7 @@ class Chronicle:
         self._tracks = {}
         if forget:
             self._open.clear()
-            self._hot.clear()
+            self.hot.clear()
         return rows
 
     def abandon(self, request: int, at: float, outcome: str) -> Any:
@@ -251,21 +244,24 @@ class Chronicle:
 
     @property
     def open_requests(self) -> int:
-        return len(self._open) + len(self._hot)
+        return len(self._open) + len(self.hot)
 
     def take(self, setup: Setup) -> None:
         """These settings hold from now on."""
         self._models = {model.id: model for model in setup.models}
         for name, track in list(self._tracks.items()):
-            if name not in self._models and track.is_home and not track.waiting:
+            if (model := self._models.get(name)) is not None:
+                track.priority = model.priority.value
+            elif track.is_home and not track.waiting:
                 del self._tracks[name]
 
     def _track(self, model: str, at: float) -> _Track:
         track = self._tracks.get(model)
         if track is None:
-            track = _Track(model, since=at)
-            if model in self._models:  # a name that nobody configured is not remembered
+            track = _Track(model, (QUEUE, at, NO_WAITS))
+            if (known := self._models.get(model)) is not None:  # a name that nobody configured is not remembered
                 self._tracks[model] = track
+                track.priority = known.priority.value
         return track
 
     # ------------------------------------------------------------------ requests
@@ -273,14 +269,9 @@ class Chronicle:
     def _arrived(self, event: RequestArrived) -> None:
         at = event.at
         track = self._track(event.model, at)
-        track.settle(at)
-        priority = event.priority
-        if priority is None:
-            model = self._models.get(event.model)
-            priority = model.priority if model is not None else Priority.INTERACTIVE
+        priority = track.priority if event.priority is None else event.priority.value
         track.waiting += 1
-        queue_s, gate_s, load_s, wake_s = track.totals
-        self._open[event.request] = _Open(event.request, at, track, priority.value, event.client, queue_s, gate_s, load_s, wake_s)
+        self._open[event.request] = _Open(event.request, at, track, priority, event.client, track.mark)
 
     def _admitted(self, at: float, action: Admit) -> None:
         one = self._open.get(action.request)
@@ -303,10 +294,9 @@ class Chronicle:
     def _waited(self, one: _Open, at: float) -> None:
         """It waits no more: what its model's totals grew by since its arrival is what it waited for."""
         track = one.track
-        track.settle(at)
         track.waiting -= 1
-        queue_s, gate_s, load_s, wake_s = track.totals
-        one.waits = (queue_s - one.queue_s, gate_s - one.gate_s, load_s - one.load_s, wake_s - one.wake_s)
+        before, (queue_s, gate_s, load_s, wake_s) = totals(one.mark, one.at), totals(track.mark, at)
+        one.waits = (queue_s - before[QUEUE], gate_s - before[GATE], load_s - before[LOAD], wake_s - before[WAKE])
         one.waiting = False
 
     def _refused(self, at: float, action: Refuse) -> None:
@@ -333,7 +323,7 @@ class Chronicle:
     def _look(self, track: _Track, at: float) -> None:
         kind = track.move.kind if track.move is not None else ""
         phase = LOAD if kind == "start" else WAKE if kind == "wake" else GATE if track.victims else QUEUE
-        if phase != track.phase:
+        if phase != track.mark[0]:
             track.shift(phase, at)
 
     def _gates(self, victim: str, target: str, at: float) -> None:

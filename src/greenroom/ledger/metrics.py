@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +22,8 @@ from typing import Any, Final, TypeAlias
 from greenroom.core.facts import State
 from greenroom.core.views import ModelView, View
 
+from . import packs
+from .packs import Pack
 from .rows import TransitionRow
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -127,6 +129,17 @@ class Histogram:
         self.counts[bisect_left(BUCKETS, value)] += 1
         self.total += value
 
+    def take_all(self, values: Sequence[float]) -> None:
+        """For many values, a tenth of the cost."""
+        ordered = sorted(values)
+        below = 0
+        for place, edge in enumerate(BUCKETS):
+            until = bisect_right(ordered, edge, below)
+            self.counts[place] += until - below
+            below = until
+        self.counts[-1] += len(ordered) - below
+        self.total += sum(ordered)
+
 
 @dataclass(slots=True)
 class Tally:
@@ -178,6 +191,20 @@ class Metrics:
                     tally.tokens[1] += tokens_out or 0
             for histogram in waits:
                 histogram.counts[0] += at_once
+
+    def packed(self, pack: Pack) -> None:
+        """Many requests that were admitted at once and ended well."""
+        first_byte_s, tokens_in, tokens_out = (pack.columns[place] for place in (packs.FIRST_BYTE_S, packs.TOKENS_IN, packs.TOKENS_OUT))
+        told = first_byte_s if None not in first_byte_s else [one for one in first_byte_s if one is not None]
+        with self._lock:
+            for histogram in self._waits.values():
+                histogram.counts[0] += len(pack)
+            self._first_byte.take_all(told)
+            tally = self._tally(pack.model)
+            tally.tokens[0] += _sum(tokens_in)
+            tally.tokens[1] += _sum(tokens_out)
+            if None in tokens_in:
+                tally.untold += sum(one is None and other is None for one, other in zip(tokens_in, tokens_out, strict=True))
 
     def moved(self, row: TransitionRow) -> None:
         """A transition that ended."""
@@ -349,6 +376,10 @@ def reason_of(row: TransitionRow) -> str:
     if row.evicted_for:
         return "evicted"
     return next((name for words, name in REASONS if row.reason.startswith(words)), "other")
+
+
+def _sum(counts: Sequence[int | None]) -> int:
+    return sum(counts) if None not in counts else sum(one or 0 for one in counts)  # type: ignore[arg-type]
 
 
 def covered(intervals: Iterable[tuple[float, float]], begin: float, end: float) -> float:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from . import schema
+from . import packs, schema
 from .footprints import is_damaged
 from .rows import BootRow, EventRow, RequestRow, SampleRow, TellRow, TransitionRow
 
@@ -23,7 +23,19 @@ EVER: Final = 1e18  # as a time
 GAP_REQUESTS_MAX: Final = 100_000  # the newest of a model, looked at for its gaps
 PIECES_AT_ONCE: Final = 16
 WAITS_MAX: Final = 200_000  # the newest, looked at for percentiles
-NEXT_MODEL: Final = "SELECT model FROM requests WHERE model > ? ORDER BY model LIMIT 1"
+SLACK_S: Final = 5.0  # by which clocks may have been moved while one pack was filled
+LONGEST_S: Final = packs.DURATION_S_MAX + SLACK_S  # between the arrivals in one pack, at most
+NEXT_MODEL: Final = "SELECT model FROM {} WHERE model > ? ORDER BY model LIMIT 1"
+WHOLE_PACKS: Final = (
+    "SELECT coalesce(sum(count), 0) FROM packs INDEXED BY packs_model WHERE model = ? AND at >= ? AND at < ? AND since >= ?"
+)
+PARTS_OF_PACKS: Final = (
+    "SELECT columns FROM packs INDEXED BY packs_model WHERE model = ? AND at >= ? AND at < ? AND since < ? AND NOT (since >= ? AND at < ?)"
+)
+NEWEST_PACKS: Final = (
+    "SELECT columns FROM packs INDEXED BY packs_model WHERE model = ? AND at >= ? AND at < ? AND since < ? ORDER BY at DESC"
+)
+OF_NUMBER: Final = "SELECT model, columns FROM packs INDEXED BY packs_number WHERE run = ? AND high >= ? AND low <= ? ORDER BY high"
 COUNT: Final = "SELECT count(*) FROM requests INDEXED BY requests_model WHERE model = ? AND outcome = ? AND at >= ? AND at < ?"
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0)
 
@@ -109,25 +121,55 @@ class Reads:
             parts = [[*where, *span]]
         columns = f"id, {schema.REQUEST_COLUMNS}"
         found = [row for part in parts for row in self._list("requests", columns, f"{index} ", part, limit + 1)]
+        if waited_over_s is None and outcome in (None, "ok"):
+            found += self._packed(since, until, model, cursor, limit + 1)
         found.sort(key=lambda row: (row[1], row[0]), reverse=True)
         return _page(found, schema.request_from, limit)
 
+    def _packed(self, since: float | None, until: float | None, model: str | None, cursor: str, limit: int) -> list[list[Any]]:
+        """The newest of those in packs, in no order: all that are newer than any that is left out."""
+        low = since if since is not None else -EVER
+        high = until if until is not None else EVER
+        at, number = _place(cursor) if cursor else (high, -1)
+        at, number = min((at, number), (high, -1))  # only what lies before is wanted
+        with self._db() as db:
+            newest_first = db.execute(
+                f"SELECT run, model, at, columns FROM packs INDEXED BY {'packs_at' if model is None else 'packs_model'} "
+                f"WHERE at >= ? AND at < ? AND since <= ? {'' if model is None else 'AND model = ? '}ORDER BY at DESC",
+                (low, at + LONGEST_S, at, *(() if model is None else (model,))),
+            )
+            found: list[list[Any]] = []
+            for run, name, latest, columns in newest_first:
+                if len(found) >= limit and latest < found[limit - 1][1]:
+                    break
+                first = run << schema.RUN_SHIFT
+                for values in packs.unpacked(name, columns).values():
+                    values[0] += first
+                    if values[1] >= low and (values[1], values[0]) < (at, number):
+                        found.append(values)
+                found.sort(key=_by_time, reverse=True)
+                del found[limit:]
+        return found
+
     def request(self, request: int) -> RequestRow | None:
         """By its id in a page, or by its number in the newest run that had it."""
-        columns = f"id, {schema.REQUEST_COLUMNS}"
-        if request >> schema.RUN_SHIFT:
-            found = self._all(f"SELECT {columns} FROM requests WHERE id = ?", request)
-        else:
-            runs = [run for (run,) in self._all("SELECT DISTINCT run FROM boots ORDER BY run DESC")]
-            found = next(
-                (
-                    rows
-                    for run in runs
-                    if (rows := self._all(f"SELECT {columns} FROM requests WHERE id = ?", run << schema.RUN_SHIFT | request))
-                ),
-                [],
-            )
-        return schema.request_from(found[0]) if found else None
+        number = request & (1 << schema.RUN_SHIFT) - 1
+        runs = [request >> schema.RUN_SHIFT]
+        if not runs[0]:
+            runs = [run for (run,) in self._all("SELECT id FROM boots WHERE id = run ORDER BY id DESC")]
+        return next((row for run in runs if (row := self._request(run, number)) is not None), None)
+
+    def _request(self, run: int, number: int) -> RequestRow | None:
+        found = self._all(f"SELECT id, {schema.REQUEST_COLUMNS} FROM requests WHERE id = ?", run << schema.RUN_SHIFT | number)
+        if found:
+            return schema.request_from(found[0])
+        with self._db() as db:
+            for model, columns in db.execute(OF_NUMBER, (run, number, number)):
+                pack = packs.unpacked(model, columns)
+                if number in pack.columns[packs.REQUEST]:
+                    (values,) = pack.values([pack.columns[packs.REQUEST].index(number)])
+                    return schema.request_from(values)
+        return None
 
     def transitions(
         self,
@@ -185,10 +227,9 @@ class Reads:
             )
             for piece, offset_s, lines in pieces:
                 last = piece
-                for line in schema.lines_in(lines):
-                    for event in schema.events_from_line(line, offset_s):
-                        if low <= event.at < high:
-                            yield event
+                for event in schema.events_in(lines, offset_s):
+                    if low <= event.at < high:
+                        yield event
             if len(pieces) < PIECES_AT_ONCE:
                 return
 
@@ -204,12 +245,22 @@ class Reads:
         low, high = since if since is not None else -EVER, until if until is not None else EVER
         found: dict[str, dict[str, int]] = {}
         with self._db() as db:
-            for model in self._models(db):
+            for model in self._models(db, "requests"):
                 for outcome in OUTCOMES:
                     (count,) = db.execute(COUNT, (model, outcome, low, high)).fetchone()
                     if count:
                         found.setdefault(model, {})[outcome] = count
+            for model in self._models(db, "packs"):
+                if count := self._packed_count(db, model, low, high):
+                    by_outcome = found.setdefault(model, {})
+                    by_outcome["ok"] = by_outcome.get("ok", 0) + count
         return found
+
+    @staticmethod
+    def _packed_count(db: sqlite3.Connection, model: str, low: float, high: float) -> int:
+        (whole,) = db.execute(WHOLE_PACKS, (model, low, high, low)).fetchone()
+        parts = db.execute(PARTS_OF_PACKS, (model, low, max(low, high) + LONGEST_S, high, low, high)).fetchall()
+        return int(whole) + sum(sum(low <= at < high for at in packs.times(columns)[0]) for (columns,) in parts)
 
     def waits(
         self, since: float | None = None, until: float | None = None, *, percentiles: Sequence[float] = PERCENTILES
@@ -255,6 +306,7 @@ class Reads:
         for outcome in OUTCOMES:
             where = [("model = ?", model), ("outcome = ?", outcome), *self._window(since, until)]
             spans += self._list("requests", "at, at + duration_s", "INDEXED BY requests_model ", where, GAP_REQUESTS_MAX)
+        spans += self._packed_spans(model, since, until)
         spans.sort()
         spans = spans[-GAP_REQUESTS_MAX:]
         found, idle_at = [], spans[0][1] if spans else 0.0
@@ -268,14 +320,25 @@ class Reads:
     def models(self) -> tuple[str, ...]:
         """Every model that a request asked for."""
         with self._db() as db:
-            return tuple(self._models(db))
+            return tuple(sorted({*self._models(db, "requests"), *self._models(db, "packs")}))
+
+    def _packed_spans(self, model: str, since: float | None, until: float | None) -> list[tuple[float, float]]:
+        low, high = since if since is not None else -EVER, until if until is not None else EVER
+        spans: list[tuple[float, float]] = []
+        with self._db() as db:
+            for (columns,) in db.execute(NEWEST_PACKS, (model, low, high + LONGEST_S, high)):
+                spans += ((at, at + duration_s) for at, duration_s in zip(*packs.times(columns), strict=True) if low <= at < high)
+                if len(spans) >= GAP_REQUESTS_MAX:
+                    break
+        return spans
 
     # ------------------------------------------------------------------ how
 
     @staticmethod
-    def _models(db: sqlite3.Connection) -> list[str]:
+    def _models(db: sqlite3.Connection, table: str) -> list[str]:
+        """Every model there, by one step in the index each."""
         found: list[str] = []
-        while row := db.execute(NEXT_MODEL, (found[-1] if found else "",)).fetchone():
+        while row := db.execute(NEXT_MODEL.format(table), (found[-1] if found else "",)).fetchone():
             found.append(row[0])
         return found
 
@@ -319,8 +382,16 @@ class Reads:
         """Raises ValueError for a cursor that no page gave."""
         if not cursor:
             return []
-        at, _, row = cursor.partition("~")
-        return [("(at, id) < (?, ?)", (float(at), int(row)))]
+        return [("(at, id) < (?, ?)", _place(cursor))]
+
+
+def _place(cursor: str) -> tuple[float, int]:
+    at, _, row = cursor.partition("~")
+    return float(at), int(row)
+
+
+def _by_time(values: Sequence[Any]) -> tuple[float, int]:
+    return values[1], values[0]
 
 
 def _equal(**values: str | None) -> list[tuple[str, Any]]:

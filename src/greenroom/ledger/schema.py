@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
-from typing import Any, Final
+from itertools import chain, groupby
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -55,9 +56,17 @@ STEPS: Final = (
         "CREATE INDEX journal_until ON journal (until)",
     ),
     (),  # the journal may hold lines of many hot events, which an older greenroom could not read
+    (
+        # See packs.py; `at` and `since` are the latest and the earliest arrival in it, `low` and `high` its numbers.
+        "CREATE TABLE packs (id INTEGER PRIMARY KEY, run INTEGER NOT NULL, model TEXT NOT NULL, at REAL NOT NULL, since REAL NOT NULL, "
+        "count INTEGER NOT NULL, low INTEGER NOT NULL, high INTEGER NOT NULL, columns BLOB NOT NULL)",
+        "CREATE INDEX packs_at ON packs (at, since)",
+        "CREATE INDEX packs_model ON packs (model, at, since, count)",
+        "CREATE INDEX packs_number ON packs (run, high, low)",
+    ),
 )
 VERSION: Final = len(STEPS)
-PRUNED: Final = ("journal", "samples", "tells", "transitions", "requests")  # boots are few; those without events go with the journal
+PRUNED: Final = ("journal", "samples", "tells", "transitions", "packs", "requests")  # boots are few, and go by themselves
 
 REQUEST_COLUMNS: Final = (
     "at, model, generation, client, priority, path, queue_s, gate_s, load_s, wake_s, first_byte_s, duration_s, tokens_in, tokens_out, "
@@ -74,6 +83,7 @@ INSERTS: Final[Mapping[str, tuple[str, int]]] = {  # table -> how a row goes in,
     "tells": (f"INSERT INTO tells ({TELL_COLUMNS}) VALUES ", 5),
     "samples": (f"INSERT INTO samples ({SAMPLE_COLUMNS}) VALUES ", 6),
     "journal": ("INSERT INTO journal (run, at, until, offset_s, count, lines) VALUES ", 6),
+    "packs": ("INSERT INTO packs (run, model, at, since, count, low, high, columns) VALUES ", 8),
 }
 ROWS_AT_ONCE: Final = 64  # in one statement
 REQUEST_VALUES: Final = 20  # of `request_values`
@@ -187,6 +197,9 @@ def _packed(value: Any) -> str:
 # ------------------------------------------------------------------ the journal's lines
 
 HOT: Final = "Hot"
+ZLIB_HEAD: Final = b"\x78"  # msgpack's lists begin otherwise
+HOT_CODES: Final = "dII"  # of `at`, request, number of its kind
+HotColumns: TypeAlias = tuple[list[Any], bytes, bytes, bytes]
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -200,13 +213,16 @@ def lost_line(at: float, count: int) -> bytes:
     return _encode(("Lost", {"at": at, "count": count}, []))
 
 
-def hot_line(kinds: Iterable[Sequence[Any] | str], events: Sequence[Any]) -> bytes:
-    """Many events of hot requests, as `at, request, number of its kind` each.
+def hot_columns(kinds: Sequence[Sequence[Any] | str], events: Sequence[Any]) -> HotColumns:
+    """Many events of hot requests, given as `at, request, number of its kind` each, one after the other.
 
     A kind is (model, client, priority, generation) of an arrival that was admitted at once, or the outcome of an end that
-    led to nothing.
+    led to nothing.  Raises UnicodeError for a text that is none.
     """
-    return _encode((HOT, list(kinds), events))
+    for text in {text for kind in kinds for text in (kind if not isinstance(kind, str) else (kind,)) if isinstance(text, str)}:
+        text.encode()
+    ats, requests, numbers = (array(code, events[place::3]).tobytes() for place, code in enumerate(HOT_CODES))
+    return list(kinds), ats, requests, numbers
 
 
 def hot_events(kinds: Sequence[Sequence[Any] | str], events: Sequence[Any]) -> Iterator[tuple[Event, tuple[Action, ...]]]:
@@ -226,8 +242,12 @@ def events_from_line(line: bytes, offset_s: float) -> Iterator[EventRow]:
     kind, event, actions = msgspec.json.decode(line)
     if kind != HOT:
         yield _event_from(kind, event, actions, offset_s)
-        return
-    for one, answers in hot_events(event, actions):
+    else:
+        yield from _plain_events(hot_events(event, actions), offset_s)
+
+
+def _plain_events(events: Iterable[tuple[Event, tuple[Action, ...]]], offset_s: float) -> Iterator[EventRow]:
+    for one, answers in events:
         plain = msgspec.to_builtins(one)
         yield _event_from(type(one).__name__, plain, [(type(answer).__name__, msgspec.to_builtins(answer)) for answer in answers], offset_s)
 
@@ -238,9 +258,22 @@ def _event_from(kind: str, event: dict[str, Any], actions: Iterable[tuple[str, d
     return EventRow(clock + offset_s, clock, kind, event.get("model", ""), {codec.TYPE: kind, **event}, told)
 
 
-def packed_lines(lines: Iterable[bytes]) -> bytes:
-    return zlib.compress(b"\n".join(lines), 1)
+def packed(parts: Iterable[bytes | HotColumns]) -> bytes:
+    """Lines and hot events in their order, as one piece of the journal.  What is in columns is dense as it is."""
+    found: list[bytes | HotColumns] = []
+    for are_lines, group in groupby(parts, lambda part: isinstance(part, bytes)):
+        some: list[Any] = list(group)
+        found += [zlib.compress(b"\n".join(some), 1)] if are_lines else some
+    return msgspec.msgpack.encode(found)
 
 
-def lines_in(blob: bytes) -> list[bytes]:
-    return zlib.decompress(blob).split(b"\n")
+def events_in(piece: bytes, offset_s: float) -> Iterator[EventRow]:
+    """Those of a piece of the journal, also of one that an older greenroom wrote: lines only, and nothing around them."""
+    for part in [piece] if piece.startswith(ZLIB_HEAD) else msgspec.msgpack.decode(piece):
+        if isinstance(part, bytes):
+            for line in zlib.decompress(part).split(b"\n"):
+                yield from events_from_line(line, offset_s)
+        else:
+            kinds, *columns = part
+            told = (array(code, column) for code, column in zip(HOT_CODES, columns, strict=True))
+            yield from _plain_events(hot_events(kinds, list(chain.from_iterable(zip(*told, strict=True)))), offset_s)

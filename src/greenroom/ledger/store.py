@@ -27,9 +27,10 @@ from typing import Any, Final, Protocol
 
 from greenroom.core.facts import Action, Admit, Event, Outcome, RequestArrived, RequestFinished, Setup
 
-from . import codec, schema
-from .chronicle import Book, Chronicle, Row
+from . import codec, packs, schema
+from .chronicle import Book, Chronicle, Hot, Row
 from .footprints import is_damaged, move_aside
+from .packs import Pack
 from .reads import Reads
 from .rows import RequestRow, SampleRow, TellRow, TransitionRow
 
@@ -39,7 +40,8 @@ SLICE: Final = 256  # of what was taken in, between two breaths of the writer: t
 BREATH_S: Final = 0.0002
 GATHER_S: Final = 1.0  # so long things come together before they are written
 JOIN_S: Final = 5.0  # the two words about a request's end come within this, or it is written with one
-PIECE_EVENTS: Final = 1024  # of the journal, packed together ...
+KINDS_MAX: Final = 256  # of hot events, told apart at a time
+PIECE_EVENTS: Final = 4096  # of the journal, packed together ...
 PIECE_S: Final = 5.0  # ... or as many as came in this time
 BUSY_S: Final = 2.0  # another process writes: wait this long, then it counts as a fault
 RETRY_S: Final = 15.0  # a disk that failed is tried again after this
@@ -50,6 +52,7 @@ PRUNE_SHARE: Final = 0.05  # of each table, the oldest first, while the file is 
 OFFSET_SLACK_S: Final = 0.1  # a wall clock that is off by less is not followed
 CLOSE_S: Final = 3.0
 WAL_MIB_MAX: Final = 16
+MANY_IN_ONE: Final = {"packs": packs.LEAST, "journal": 4}  # in memory, rows of these count for so many
 _OK: Final = Outcome.OK
 
 
@@ -100,14 +103,34 @@ class Listener(Protocol):
     def ended(self, requests: Sequence[Sequence[Any]]) -> None:
         """Values that RequestRows are made from: a row for each would cost more than all else here."""
 
+    def packed(self, pack: Pack) -> None:
+        """Many requests that were admitted at once and ended well."""
+
     def moved(self, row: TransitionRow) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Hot:
+    """Events as of `schema.hot_columns`."""
+
+    kinds: Sequence[Any]
+    events: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
     event: Event
     actions: Sequence[Action]
-    book: Book | None
+    rows: Sequence[Row | list[Any]]  # what it completed
+
+
+@dataclass(frozen=True, slots=True)
+class _Half:
+    """One or both of the two words about a request's end."""
+
+    row: list[Any] | None  # the core's
+    record: Told | None
+    at: float = 0.0  # when the record came, where it is alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +138,7 @@ class _Boot:
     at: float
     setup: Setup
     version: str
-    why: str  # of a book that was built anew; "" = a start or a reload
+    rows: Sequence[Row | list[Any]]  # what it put an end to
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +147,7 @@ class _Flush:
 
 
 class Ledger:
-    """`path` None keeps everything in memory.  `saw` and `ended` are called on one thread, the rest on any."""
+    """`path` None keeps everything in memory.  `saw`, `ended` and `boot` are called on one thread, the rest on any."""
 
     def __init__(
         self,
@@ -142,20 +165,26 @@ class Ledger:
         self._clock, self._wall, self._gather_s, self._retry_s = clock, wall, gather_s, retry_s
         self._queue: deque[object] = deque()
         self._some, self._hurry = threading.Event(), threading.Event()
-        self._room = self.limits.queued  # none while it is closing
         self._woken = False  # as `_some`, for a tenth of the time that it takes to ask that
         self._closing = False
+        self._room = self.limits.queued  # none while it is closing
+        self._lock = threading.Lock()  # held for all but the words about hot requests
+        self._chronicle = Chronicle(Setup((), ()), wall() - clock(), request_row=_values)
+        # Of hot requests only bare values are kept, one after the other in lists that stay the same: the collector need not
+        # look at them, what is gone from the cache soon is little, and the writer takes them by the thousand.  Lists grow
+        # and are cut by single operations of the interpreter, which needs no lock.
+        self._hot: list[Any] = []  # at, request, number of its kind of each event
+        self._kinds: dict[tuple[str, str, str | None, int] | str, int] = {_OK.value: 0}
+        self._well: dict[str, list[Any]] = {}  # model -> packs.FIELDS of each that ended well
+        self._last: tuple[int, Hot, float, str] | None = None  # ended for the core just now; its record comes next
+        self._records: dict[int, tuple[Told, float]] = {}  # of the data plane, waiting for the core
+        self._halves: dict[int, tuple[list[Any], float]] = {}  # of the core, waiting for the record
         self._disk = _Disk(Path(path) if path is not None else None, self.limits)
         self.find = Reads(self._disk.reader, self._disk.doubted.set)
-        self._chronicle = Chronicle(Setup((), ()), wall() - clock(), request_row=_values)
-        self._halves: dict[int, tuple[list[Any], float]] = {}  # of the core, waiting for the record
-        self._records: dict[int, tuple[Told, float]] = {}  # of the data plane, waiting for the core
-        self._lines: list[bytes] = []
-        self._lines_from = self._lines_until = 0.0
-        self._lines_count = 0  # events in them
-        self._hot: list[Any] = []  # events of hot requests, one after the other, that are no line yet
-        self._hot_kinds: dict[tuple[str, str, str | None, int] | str, int] = {}
-        self._batch: defaultdict[str, list[Sequence[Any]]] = defaultdict(list)
+        self._parts: list[bytes | schema.HotColumns] = []  # of the journal's next piece
+        self._parts_from = self._parts_until = 0.0
+        self._parts_count = 0  # events in them
+        self._batch: defaultdict[str, list[Any]] = defaultdict(list)
         self._now = clock()  # when what waited was last looked at
         self._dropped_seen = 0
         self._failed = False
@@ -167,47 +196,125 @@ class Ledger:
 
     def saw(self, event: Event, actions: Sequence[Action], book: Book | None = None) -> None:
         """A hook of the shell.  `book`: what is booked after it, where that is known."""
-        queue = self._queue
-        if len(queue) >= self._room:
-            self.dropped += 1
-            return
-        # Of the two events of a hot request only bare values are kept: what the collector need not look at, and what is
-        # gone from the cache soon is little.
         kind = event.__class__
         if kind is RequestArrived:
-            assert isinstance(event, RequestArrived)
-            if len(actions) == 1 and book is None and event.deadline_s is None:
+            arrived: Any = event
+            if len(actions) == 1 and arrived.deadline_s is None and book is None:
                 admit = actions[0]
-                if admit.__class__ is Admit and admit.start == "hot" and admit.request == event.request and admit.model == event.model:
-                    priority = event.priority.value if event.priority is not None else None
-                    queue.append((event.at, event.request, event.model, event.client, priority, admit.generation))
+                at, request, model, client, priority = arrived.at, arrived.request, arrived.model, arrived.client, arrived.priority
+                if admit.__class__ is Admit and admit.start == "hot" and admit.request == request and admit.model == model:
+                    level = None if priority is None else priority.value
+                    generation = admit.generation
+                    hot, kinds = self._hot, self._kinds
+                    if len(hot) >= 3 * self._room:
+                        self.dropped += 1
+                    else:
+                        number = kinds.get((model, client, level, generation))
+                        if number is None:
+                            number = self._new_kind((model, client, level, generation))
+                        hot.extend((at, request, number))
+                    self._chronicle.hot_arrival(at, request, model, client, level, generation)
                     if not self._woken:
                         self._wake()
                     return
         elif kind is RequestFinished and not actions and book is None:
-            assert isinstance(event, RequestFinished)
-            queue.append((event.at, event.request, "ok" if event.outcome is _OK else event.outcome.value))
-            if not self._woken:
-                self._wake()
-            return
-        queue.append(_Seen(event, actions, book))
-        if not self._woken:
-            self._wake()
+            finished: Any = event
+            at, request, outcome = finished.at, finished.request, finished.outcome
+            one = self._chronicle.hot.pop(request, None)
+            if one is not None:
+                told = "ok" if outcome is _OK else outcome.value
+                if len(self._hot) >= 3 * self._room:
+                    self.dropped += 1
+                else:
+                    self._hot.extend((at, request, 0 if outcome is _OK else self._new_kind(told)))
+                if self._last is not None:
+                    self._settle_last()
+                self._last = (request, one, at, told)
+                if not self._woken:
+                    self._wake()
+                return
+        self._saw(event, actions, book)
 
     def ended(self, record: Told) -> None:
         """The data plane's word about a request; one without a number was never asked for, and is not remembered."""
-        if record.request:
-            if len(self._queue) >= self._room:
-                self.dropped += 1
+        request = record.request
+        if not request:
+            return
+        last = self._last
+        if last is not None and last[0] == request:
+            self._last = None
+            _, one, at, outcome = last
+            began_at, track, _, client, generation, before, _ = one
+            took_s = at - began_at
+            if outcome == "ok" and record.status == packs.STATUS and took_s < packs.DURATION_S_MAX:
+                model = track.model
+                well = self._well.get(model)
+                if well is None:
+                    well = self._well[model] = []
+                if len(well) >= packs.WIDTH * self._room:
+                    self.dropped += 1
+                    return
+                well.extend(
+                    (
+                        request, began_at + self._chronicle.offset_s, took_s, record.first_byte_s, record.tokens_in, record.tokens_out,
+                        generation, client or record.client, one[2], record.path, before,
+                    )
+                )  # fmt: skip
+                if not self._woken:
+                    self._wake()
                 return
-            self._queue.append((record, self._clock()))
-            if not self._woken:
-                self._wake()
+            self._put_in(_Half(self._chronicle.hot_row(*last), record))
+        else:
+            self._put_in(_Half(None, record, self._clock()))
 
     def boot(self, setup: Setup, version: str = "", *, why: str = "") -> None:
         """These settings hold from now on: at the start, before a reload, and (with `why`) when the book is built anew."""
-        self._queue.append(_Boot(self._clock(), setup, version, why))  # however long the queue is: nothing is read without it
+        at = self._clock()
+        self._settle_last()
+        with self._lock:
+            self._seal()
+            rows = self._chronicle.restart(at, why) if why else []
+            self._chronicle.take(setup)
+            self._queue.append(_Boot(at, setup, version, rows))  # however long the queue is: nothing is read without it
         self._wake()
+
+    def _saw(self, event: Event, actions: Sequence[Action], book: Book | None) -> None:
+        if self._last is not None:
+            self._settle_last()
+        rows: Sequence[Row | list[Any]] = ()
+        with self._lock:
+            self._seal()
+            try:
+                rows = self._chronicle.feed(event, actions, book)
+            except Exception as bug:  # of ours: it costs rows, never the server
+                self._fault(bug)
+            self._put_in(_Seen(event, actions, rows))
+
+    def _put_in(self, item: object) -> None:
+        if len(self._queue) >= self._room:
+            self.dropped += 1
+            return
+        self._queue.append(item)
+        if not self._woken:
+            self._wake()
+
+    def _new_kind(self, kind: tuple[str, str, str | None, int] | str) -> int:
+        """The number of a kind of event; the first one is that of good ends."""
+        number = self._kinds.get(kind)
+        if number is None:
+            if len(self._kinds) >= KINDS_MAX:
+                with self._lock:
+                    self._seal()
+                    self._kinds.clear()
+                    self._kinds[_OK.value] = 0
+            number = self._kinds[kind] = len(self._kinds)
+        return number
+
+    def _settle_last(self) -> None:
+        """No record came for the request that ended last: it may still come."""
+        last, self._last = self._last, None
+        if last is not None:
+            self._put_in(_Half(self._chronicle.hot_row(*last), None))
 
     def _wake(self) -> None:
         self._woken = True
@@ -216,15 +323,20 @@ class Ledger:
     # ------------------------------------------------------------------ called on any thread
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
-        """Wait until everything taken in is written (or kept in memory, where it cannot be); False: not in time.  Never on the loop."""
+        """Wait until everything taken in is written (or kept in memory, where it cannot be); False: not in time.
+
+        Never on the loop, nor while it takes anything in.
+        """
         done = _Flush(threading.Event())
+        self._settle_last()
         self._queue.append(done)
         self._hurry.set()
         self._some.set()
         return done.done.wait(timeout_s)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Write what is left, for a bounded time."""
+        """Write what is left, for a bounded time.  Nothing is taken in any more."""
+        self._settle_last()
         self._closing, self._room = True, 0
         self._hurry.set()
         self._some.set()
@@ -236,6 +348,20 @@ class Ledger:
     def is_durable(self) -> bool:
         """False while rows are kept in memory only."""
         return self._disk.is_durable
+
+    # ------------------------------------------------------------------ on either side
+
+    def _seal(self) -> None:
+        """What is known of hot events so far gets its place in the queue; the lock is held."""
+        events = self._hot[:]
+        if events:
+            del self._hot[: len(events)]
+            self._queue.append(_Hot(tuple(self._kinds), events))
+
+    def _fault(self, bug: Exception) -> None:
+        if not self._failed:
+            log.error("the ledger met an inner fault; some rows are lost", exc_info=bug)
+        self._failed = True
 
     # ------------------------------------------------------------------ the writer's thread
 
@@ -253,29 +379,28 @@ class Ledger:
 
     def _rest_s(self) -> float:
         """How long nothing is due if nothing comes."""
-        if self._halves or self._records or self._lines or self._hot:
+        if self._halves or self._records or self._parts:
             return self._gather_s
         return PRUNE_EVERY_S if self._disk.is_durable else self._retry_s
 
     def _round(self, *, last: bool = False) -> None:
         waiting: list[_Flush] = []
         try:
+            with self._lock:
+                self._seal()
             self._drain(waiting)
+            self._pack_all()
             now = self._clock()
             self._join_late(now, last=last)
-            if (self._lines or self._hot) and (
-                last or waiting or self._lines_until - self._lines_from >= PIECE_S or now - self._lines_until >= PIECE_S
-            ):
+            if self._parts and (last or waiting or self._parts_until - self._parts_from >= PIECE_S or now - self._parts_until >= PIECE_S):
                 self._piece()
             self._write()
             if now - self._pruned_at >= PRUNE_EVERY_S:
                 self._pruned_at = now
                 self._disk.prune(self._wall())
-        except Exception:  # a bug of ours costs rows, never the server
+        except Exception as bug:  # of ours: it costs rows, never the server
             self._batch.clear()
-            if not self._failed:
-                log.exception("the ledger met an inner fault; some rows are lost")
-            self._failed = True
+            self._fault(bug)
         for one in waiting:
             one.done.set()
 
@@ -283,107 +408,95 @@ class Ledger:
         queue = self._queue
         self._now = self._clock()
         offset_s = self._wall() - self._now
-        if abs(offset_s - self._chronicle.offset_s) > OFFSET_SLACK_S:
-            self._piece()
-            self._chronicle.offset_s = offset_s
+        is_off = abs(offset_s - self._chronicle.offset_s) > OFFSET_SLACK_S
         for taken in range(len(queue)):
             item = queue.popleft()
-            if isinstance(item, tuple):
-                if (size := len(item)) == 2:
-                    self._joined(*item)
-                elif size == 3:
-                    at, request, kind = item
-                    self._hot_event(at, request, kind)
-                    row = self._chronicle.hot_end(at, request, kind)
-                    if row is not None:
-                        self._half(row)
-                else:
-                    self._hot_event(item[0], item[1], item[2:])
-                    self._chronicle.hot_arrival(*item)
+            if isinstance(item, _Hot):
+                self._hot_part(item)
             elif isinstance(item, _Seen):
-                self._event(item.event, item.actions, item.book)
+                self._part(_line_or_hole(item.event, item.actions), item.event.at)
+                for row in item.rows:
+                    self._put(row)
+            elif isinstance(item, _Half):
+                self._half(item)
             elif isinstance(item, _Boot):
                 self._booted(item)
             elif isinstance(item, _Flush):
                 waiting.append(item)
-            if taken % SLICE == SLICE - 1 and not self._closing:
-                time.sleep(BREATH_S)
+            if taken % SLICE == SLICE - 1:
+                self._breathe()
         if self.dropped != self._dropped_seen:
             self._lost(self._clock(), self.dropped - self._dropped_seen)
+        if is_off:
+            self._piece()
+            self._chronicle.offset_s = offset_s
 
-    def _event(self, event: Event, actions: Sequence[Action], book: Book | None) -> None:
-        self._line(_line_or_hole(event, actions), event.at)
-        for row in self._chronicle.feed(event, actions, book):
-            self._put(row)
+    def _breathe(self) -> None:
+        if not self._closing:
+            time.sleep(BREATH_S)
 
-    def _line(self, line: bytes, at: float) -> None:
-        if self._hot:
-            self._hot_line()
-        self._lines.append(line)
-        self._counted(at)
-
-    def _hot_event(self, at: float, request: int, kind: tuple[str, str, str | None, int] | str) -> None:
-        kinds = self._hot_kinds
-        self._hot += (at, request, kinds.setdefault(kind, len(kinds)))
-        self._counted(at)
-
-    def _counted(self, at: float) -> None:
-        """One more event is in the journal's lines."""
-        if not self._lines_count:
-            self._lines_from = at
-        self._lines_until = at
-        self._lines_count += 1
-        if self._lines_count >= PIECE_EVENTS:
+    def _part(self, part: bytes | schema.HotColumns, at: float, until: float | None = None, count: int = 1) -> None:
+        """The next of the journal's piece."""
+        if not self._parts:
+            self._parts_from = at
+        self._parts_until = at if until is None else until
+        self._parts.append(part)
+        self._parts_count += count
+        if self._parts_count >= PIECE_EVENTS:
             self._piece()
 
-    def _hot_line(self) -> None:
-        kinds, events = list(self._hot_kinds), self._hot
-        self._hot, self._hot_kinds = [], {}
-        try:
-            self._lines.append(schema.hot_line(kinds, events))
-        except (TypeError, ValueError, UnicodeError):  # one of them has a text that is no text
-            for event, actions in schema.hot_events(kinds, events):
-                self._lines.append(_line_or_hole(event, actions))
+    def _hot_part(self, item: _Hot) -> None:
+        for first in range(0, len(item.events), 3 * PIECE_EVENTS):
+            events = item.events[first : first + 3 * PIECE_EVENTS]
+            try:
+                self._part(schema.hot_columns(item.kinds, events), events[0], events[-3], len(events) // 3)
+            except (TypeError, ValueError, OverflowError):  # one of them has a text that is no text
+                for event, actions in schema.hot_events(item.kinds, events):
+                    self._part(_line_or_hole(event, actions), event.at)
+            self._breathe()
 
     def _piece(self) -> None:
-        """Pack the journal's lines."""
-        if self._hot:
-            self._hot_line()
-        if self._lines:
+        """Pack the journal's parts."""
+        if self._parts:
             offset_s = self._chronicle.offset_s
-            piece = (
-                self._lines_from + offset_s,
-                self._lines_until + offset_s,
-                offset_s,
-                self._lines_count,
-                schema.packed_lines(self._lines),
-            )
+            piece = (self._parts_from + offset_s, self._parts_until + offset_s, offset_s, self._parts_count, schema.packed(self._parts))
             self._batch["journal"].append(piece)
-            self._lines, self._lines_count = [], 0
+            self._parts, self._parts_count = [], 0
 
     def _lost(self, at: float, count: int) -> None:
-        """Events were dropped: what is known of the running requests and transitions is not true any more."""
+        """Words were dropped: the journal has a hole."""
         if not self._dropped_seen:
             log.warning("the ledger was too slow for what happened, %d entries are not in it; requests are not affected (told once)", count)
         self._dropped_seen += count
-        self._line(schema.lost_line(at, count), at)
-        for row in self._chronicle.restart(at, "what became of it was not recorded", forget=True):
-            self._put(row)
+        self._part(schema.lost_line(at, count), at)
 
     def _booted(self, boot: _Boot) -> None:
-        if boot.why:
-            for row in self._chronicle.restart(boot.at, boot.why):
-                self._put(row)
-        self._chronicle.take(boot.setup)
+        for row in boot.rows:
+            self._put(row)
         values = (boot.at + self._chronicle.offset_s, boot.at, boot.version, schema.packed_setup(codec.plain_setup(boot.setup)))
         self._piece()
         self._batch["boots"].append(values)
+
+    # ------------------------------------------------------------------ hot requests that ended well
+
+    def _pack_all(self) -> None:
+        """As packs where there are many of a model, as rows elsewhere: those are found by all that is known of them."""
+        for model in list(self._well):
+            flat = self._well[model][:]
+            del self._well[model][: len(flat)]
+            if len(flat) < packs.LEAST * packs.WIDTH or not self._disk.is_durable:
+                self._batch["requests"] += Pack.of(model, flat).values()
+                continue
+            for first in range(0, len(flat), packs.MOST * packs.WIDTH):
+                pack = Pack.of(model, flat[first : first + packs.MOST * packs.WIDTH])
+                self._batch["packs"].append(pack)
+                self._breathe()
 
     # ------------------------------------------------------------------ the two halves of a request
 
     def _put(self, row: Row | list[Any]) -> None:
         if isinstance(row, list):
-            self._half(row)
+            self._half(_Half(row, None))
         elif isinstance(row, TransitionRow):
             self._batch["transitions"].append(schema.transition_values(row))
             for listener in self.listeners:
@@ -393,26 +506,27 @@ class Ledger:
         elif isinstance(row, SampleRow):
             self._batch["samples"].append(schema.sample_values(row))
 
-    def _half(self, row: list[Any]) -> None:
-        """The core's word about a request that ended."""
-        ended = self._records.pop(row[0], None) if self._records else None
-        if ended is not None:
-            join(row, ended[0])
-            self._batch["requests"].append(row)
+    def _half(self, half: _Half) -> None:
+        """Words about a request that ended: the core's, the data plane's, or both."""
+        row, record = half.row, half.record
+        if row is None:
+            assert record is not None
+            if (known := self._halves.pop(record.request, None)) is not None:
+                row = known[0]
+            elif len(self._records) < self.limits.unjoined:
+                self._records[record.request] = (record, half.at)
+                return
+            else:
+                self._alone(record, half.at)
+                return
+        elif record is None and self._records and (told := self._records.pop(row[0], None)) is not None:
+            record = told[0]
+        if record is not None:
+            join(row, record)
         elif len(self._halves) < self.limits.unjoined:
             self._halves[row[0]] = (row, self._now)
-        else:
-            self._batch["requests"].append(row)
-
-    def _joined(self, record: Told, at: float) -> None:
-        half = self._halves.pop(record.request, None)
-        if half is not None:
-            join(half[0], record)
-            self._batch["requests"].append(half[0])
-        elif len(self._records) < self.limits.unjoined:
-            self._records[record.request] = (record, at)
-        else:
-            self._alone(record, at)
+            return
+        self._batch["requests"].append(row)
 
     def _join_late(self, now: float, *, last: bool) -> None:
         """Who has waited long enough for the other half is written without it; the oldest come first."""
@@ -429,7 +543,8 @@ class Ledger:
 
     def _alone(self, record: Told, at: float) -> None:
         """The core never told its end, or never knew it: refused before it was asked, or its book was built anew."""
-        row = self._chronicle.abandon(record.request, at, record.outcome)
+        with self._lock:
+            row = self._chronicle.abandon(record.request, at, record.outcome)
         if row is None:
             began_at = at - record.took_s + self._chronicle.offset_s
             took_s, outcome = record.took_s, record.outcome
@@ -443,9 +558,11 @@ class Ledger:
 
     def _write(self) -> None:
         batch, self._batch = self._batch, defaultdict(list)
-        if requests := batch.get("requests"):
-            for listener in self.listeners:
+        for listener in self.listeners:
+            if requests := batch.get("requests"):
                 listener.ended(requests)
+            for pack in batch.get("packs", ()):
+                listener.packed(pack)
         self._disk.write(batch, self._retry_s)
 
 
@@ -473,7 +590,15 @@ def _values(*values: Any) -> list[Any]:
     return list(values)
 
 
-Batch = Mapping[str, Sequence[Sequence[Any]]]
+Batch = Mapping[str, Sequence[Any]]  # table -> rows; of packs, Packs
+
+
+def _unpacked(batch: Batch) -> Batch:
+    """The same without packs."""
+    if "packs" not in batch:
+        return batch
+    requests = [*batch.get("requests", ()), *(values for pack in batch["packs"] for values in pack.values())]
+    return {**{table: rows for table, rows in batch.items() if table != "packs"}, "requests": requests}
 
 
 class _Disk:
@@ -588,6 +713,8 @@ class _Disk:
                     schema.insert_requests(db, list(rows), run)
                 elif table == "journal":
                     schema.insert(db, table, [(run, *row) for row in rows])
+                elif table == "packs":
+                    schema.insert(db, table, [(run, *pack.row()) for pack in rows])
                 elif table != "boots":
                     schema.insert(db, table, list(rows))
             db.execute("COMMIT")
@@ -639,7 +766,7 @@ class _Disk:
         if old is not None:
             try:
                 for table in schema.INSERTS:
-                    rows = old.execute(f"SELECT * FROM {table} ORDER BY id DESC LIMIT ?", (self._limits.unwritten,)).fetchall()
+                    rows = old.execute(f"SELECT * FROM {table} ORDER BY id DESC LIMIT ?", (self._kept(table),)).fetchall()
                     if rows:
                         memory.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
             except sqlite3.Error:
@@ -649,18 +776,24 @@ class _Disk:
     def _remember(self, batch: Batch) -> None:
         memory = self._memory
         assert memory is not None
+        batch = _unpacked(batch)
         if self.path is not None:
             for table, rows in batch.items():
-                kept = self._unwritten.setdefault(table, deque(maxlen=self._limits.unwritten))
-                self._lost += max(0, len(kept) + len(rows) - self._limits.unwritten)
+                most = self._kept(table)
+                kept = self._unwritten.setdefault(table, deque(maxlen=most))
+                self._lost += max(0, len(kept) + len(rows) - most)
                 kept.extend(rows)
         with self._lock:
             self._memory_run = self._insert(memory, batch, self._memory_run)
             for table in batch:
                 memory.execute(
                     f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table} ORDER BY id DESC LIMIT -1 OFFSET ?)",
-                    (self._limits.unwritten,),
+                    (self._kept(table),),
                 )
+
+    def _kept(self, table: str) -> int:
+        """Rows of this table in memory; some are large."""
+        return max(1, self._limits.unwritten // MANY_IN_ONE.get(table, 1))
 
     def _recover(self) -> None:
         """Try the disk again, with all that was kept for it."""

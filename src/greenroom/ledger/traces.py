@@ -29,6 +29,7 @@ from typing import Any, Final, TypeAlias
 
 from greenroom import __version__
 
+from .packs import Pack
 from .rows import RequestRow, TransitionRow
 
 log = logging.getLogger(__name__)
@@ -264,6 +265,12 @@ class Traces:
         for values in requests:
             if self._sample >= 1.0 or self._chance() < self._sample:
                 self._take(values)
+
+    def packed(self, pack: Pack) -> None:
+        """Many requests at once; as `ended`."""
+        chosen = range(len(pack)) if self._sample >= 1.0 else [one for one in range(len(pack)) if self._chance() < self._sample]
+        for values in pack.values(chosen):
+            self._take(values)
 
     def moved(self, row: TransitionRow) -> None:
         """A transition that ended; these are few, and all are told."""

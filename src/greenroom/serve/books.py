@@ -27,12 +27,12 @@ class Books:
         shell.hooks.append(self.saw)
 
     def saw(self, event: Event, actions: Sequence[Action]) -> None:
-        if self._shell.scheduler is not self._scheduler:  # the shell has started over
-            self._scheduler = self._shell.scheduler
-            self._ledger.boot(self._shell.setup, __version__, why=ANEW)
         if (kind := event.__class__) is RequestArrived or kind is RequestFinished:  # nearly all
             self._ledger.saw(event, actions)
             return
+        if self._shell.scheduler is not self._scheduler:  # the shell has started over; its first event then is a tick
+            self._scheduler = self._shell.scheduler
+            self._ledger.boot(self._shell.setup, __version__, why=ANEW)
         if isinstance(event, InstanceReported) or (isinstance(event, MemoryMeasured) and self._is_kept(event)):
             self._ledger.saw(event, actions, self._booked(event.at))
             return
