@@ -340,6 +340,17 @@ class TestVerify:
         assert library.verify(mended) == ()
         assert library.ready(ONE).damaged == ()
 
+    def test_another_model_that_shares_the_bytes_is_damaged_too(self, library: Library):
+        stored = into(library, remote(), BLOBS)
+        into(library, remote(TWO, ("m.gguf", WEIGHTS)), BLOBS)
+        self.flip(stored.entry)
+        library.verify(stored)
+        with pytest.raises(Damaged):
+            library.ready(TWO)
+        assert library.verify(into(library, remote(TWO, ("m.gguf", WEIGHTS)), BLOBS)) == ()
+        with pytest.raises(Damaged):
+            library.ready(ONE)
+
     def test_a_file_that_is_gone_or_cut(self, library: Library):
         stored = into(library, remote(), BLOBS)
         os.truncate(stored.entry, 10) if os.geteuid() == 0 else stored.entry.unlink()
@@ -438,6 +449,14 @@ class TestDisk:
         assert library.all() == (stored,)
         assert library.verify(stored) == ()
         assert library.gc().items == ()
+
+    def test_taking_in_a_file_that_does_not_fit(self, tmp_path: Path, small_disk: Path):
+        """From another disk it must be copied: refused before, and nothing is left."""
+        library = Library(small_disk / "store")
+        (tmp_path / "m.gguf").write_bytes(gguf(2 << 20))
+        with pytest.raises(NoRoom, match="free"):
+            library.adopt(parse(str(tmp_path / "m.gguf")))
+        assert files_in(library.root) == []
 
     def test_several_writers_meet_a_full_disk(self, small_disk: Path):
         """All of them are told; nothing is left, and the next one may begin."""

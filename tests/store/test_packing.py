@@ -253,6 +253,14 @@ class TestImagesOfOthers:
         assert [path for path in library.root.rglob("*") if path.is_file() and "locks" not in path.parts] == []
         assert not (tmp_path / "evil.gguf").exists()
 
+    def test_the_link_tells_which_of_several_models_is_meant(self, library: Library):
+        from .test_tars import archive
+
+        remote, blobs = self.image(
+            archive(("models/a.gguf", gguf(3000)), ("models/b.gguf", gguf(9000)), ("models/model.file", "/models/a.gguf"))
+        )
+        assert into(library, remote, blobs).entry.name == "a.gguf"
+
     def test_devices_are_refused(self, library: Library):
         from greenroom.store.tars import END, header_of
 

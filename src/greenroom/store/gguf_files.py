@@ -16,7 +16,7 @@ from .roles import format_of, stem_of
 MAGIC = b"GGUF"
 VERSIONS_READ = (2, 3)
 SAFETENSORS_HEADER_BYTES_MAX = 100 << 20
-CONFIG_BYTES_MAX = 4 << 20
+CONFIG_BYTES_MAX = 64 << 20  # indexes of the largest models have a few MiB
 LICENSE_CHARS_MAX = 100
 
 # llama.cpp's numbers for how most tensors of a file are stored
@@ -76,6 +76,8 @@ def examine(folder: Path, files: Sequence[ModelFile], told: Description) -> tupl
         elif file.path.lower().endswith(".safetensors"):
             check_safetensors(path)
         found.append(file)
+    _check_split(headers)
+    _check_index(folder, files)
     weights = [headers[file.path] for file in found if file.role == "weights" and file.path in headers]
     if weights:
         return tuple(found), _by_gguf(weights, told)
@@ -118,6 +120,28 @@ def _role(file: ModelFile, header: Header) -> str:
     if kind is None and header.architecture == "clip":
         kind = "projector"
     return kind or file.role
+
+
+def _check_split(headers: Mapping[str, Header]) -> None:
+    """A part knows how many there are, whatever the files are called."""
+    for path, header in headers.items():
+        count = header.fields.get("split.count")
+        together = sum(stem_of(other) == stem_of(path) for other in headers)
+        if isinstance(count, int) and not isinstance(count, bool) and count > 1 and together != count:
+            raise Damaged(f"{path} is one of {count} parts, and {together} of them are here under names that belong together")
+
+
+def _check_index(folder: Path, files: Sequence[ModelFile]) -> None:
+    """An index names the shards it needs."""
+    names = {file.path for file in files}
+    for file in files:
+        if not file.path.endswith(".safetensors.index.json"):
+            continue
+        shards = _json(folder / file.path).get("weight_map")
+        below = file.path.rpartition("/")[0]
+        wanted = {f"{below}/{name}" if below else str(name) for name in shards.values()} if isinstance(shards, dict) else set()
+        if wanted - names:
+            raise Damaged(f"{file.path} needs {len(wanted)} shards, {len(wanted - names)} are missing, {min(wanted - names)} first")
 
 
 def _by_gguf(headers: Sequence[Header], told: Description) -> Description:

@@ -30,8 +30,8 @@ from .layouts import is_archive
 from .locks import Lock
 from .partial import About, Partial, recorded_bytes, remove_parts
 from .paths import safe_path
-from .placing import FULL, need_room, no_room, place, remove_tree, sync_folder, take, write_whole
-from .references import is_digest, model_id, parse
+from .placing import FULL, need_room, no_room, place, remove_tree, same_disk, sync_folder, take, write_whole
+from .references import is_digest, model_id, parse, parse_here
 from .roles import entry_of, role_of
 from .unpacking import unpack
 
@@ -116,7 +116,7 @@ class Library:
         by_reference = [stored for stored in everything if str(stored.reference) == name]
         if not by_reference:
             with contextlib.suppress(StoreError):
-                exact = self.find(parse(os.path.abspath(name) if name.startswith(("./", "../", "~")) else name))
+                exact = self.find(parse_here(name))
                 by_reference = [exact] if exact is not None else []
         fits = by_reference or [stored for stored in everything if model_id(stored.reference) == name]
         if not fits and len(wanted) >= PREFIX_CHARS_MIN and all(char in "0123456789abcdef" for char in wanted):
@@ -146,8 +146,9 @@ class Library:
                 continue
             lock, active = None, False
             with contextlib.suppress(OSError):  # nobody fetches into a store that is read-only
-                lock = self._attempt(base)
-                active = lock is None
+                if base.with_name(f"{base.name}.lock").exists():
+                    lock = self._attempt(base)
+                    active = lock is None
             with contextlib.suppress(OSError):
                 touched = max(path.stat().st_mtime, base.with_name(f"{base.name}.journal").stat().st_mtime)
                 done = recorded_bytes(base.with_name(f"{base.name}.journal"), about.size)
@@ -195,10 +196,13 @@ class Library:
         try:
             sources = local_files(path)
             files = tuple(ModelFile(name, source.stat().st_size, "", role_of(name)) for name, source in sources)
-            self.need_room(0 if link else sum(file.size for file in files))
+            copied = sum(
+                file.size for file, (_, source) in zip(files, sources, strict=True) if not link or not same_disk(source, self.root)
+            )
+            self.need_room(copied)
             work = self._begin(set())
         except OSError as exc:
-            raise StoreError(f"{path} cannot be read: {exc.strerror}") from exc
+            raise StoreError(f"{path} cannot be read: {exc.strerror or exc}") from exc
         try:
             remote = Remote(reference, "", "files", files)
             pulling = Pulling(self, remote, work)
@@ -206,6 +210,8 @@ class Library:
                 pulling.bring(file, source.resolve(), link=link)
             return pulling.publish(now=now())
         except OSError as exc:
+            if exc.errno in FULL:
+                raise no_room(self.root, copied) from exc
             raise StoreError(f"{path} cannot be taken in: {exc.strerror or exc}") from exc
         finally:
             work.close()
@@ -327,17 +333,21 @@ class Library:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        try:
+        with self._writing():
             self._prepare()
-            lock = Lock.wait(self.root / "locks" / "store")
+            with Lock.wait(self.root / "locks" / "store"):
+                yield
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as exc:
             if exc.errno in FULL:
                 raise no_room(self.root, 0) from exc
             raise StoreError(
-                f"the store {self.root} cannot be written: {exc.strerror}; name another with --store or {ENVIRONMENT}"
+                f"the store {self.root} cannot be written: {exc.strerror or exc}; name another with --store or {ENVIRONMENT}"
             ) from exc
-        with lock:
-            yield
 
     def _attempt(self, base: Path) -> Lock | None:
         """The lock of a partial blob; None when another process fetches it."""
@@ -351,11 +361,9 @@ class Library:
             assert lease is not None, "nobody else knows this name"
             try:
                 (folder / "needs.json").write_text(json.dumps(sorted(digests)))
-            except OSError as exc:
+            except OSError:
                 lease.close()
                 remove_tree(folder)
-                if exc.errno in FULL:
-                    raise no_room(self.root, 0) from exc
                 raise
         return Work(folder, lease)
 
@@ -499,15 +507,21 @@ class Library:
         remove_tree(grave)
 
     def _mark(self, stored: Stored, faults: Sequence[Fault]) -> None:
-        mark = self._model(stored.digest) / "damaged.json"
+        """Write down what is wrong, also of other models that share those very bytes."""
+        model = self._model(stored.digest)
         if not faults:
-            mark.unlink(missing_ok=True)
+            (model / "damaged.json").unlink(missing_ok=True)
             return
-        broken = {fault.path for fault in faults}
-        write_whole(mark, json.dumps([asdict(fault) for fault in faults], indent=1).encode())
-        for file in stored.files:
-            if file.path in broken and self.has(file) and _fault(self.blob(file.digest), file, lambda done: None):
-                self.blob(file.digest).unlink(missing_ok=True)  # so that the next pull fetches it again
+        write_faults(model, faults)
+        broken = {file.digest: stored.folder / file.path for file in stored.files if file.path in {fault.path for fault in faults}}
+        for digest, path in broken.items():
+            for folder in (self.root / "models").iterdir():
+                shared = [file.path for file in _card_files(folder) if file.digest == digest and _same(folder / "files" / file.path, path)]
+                if folder != model and shared:
+                    write_faults(folder, [Fault(name, "it shares its bytes with a damaged file") for name in shared])
+            file = next(file for file in stored.files if file.digest == digest)
+            if self.blob(digest).exists() and (_same(self.blob(digest), path) or _fault(self.blob(digest), file, lambda done: None)):
+                self.blob(digest).unlink(missing_ok=True)  # so that the next pull fetches it again
 
 
 class Work:
@@ -560,7 +574,8 @@ class Pulling:
         if self.here(file):
             return None
         base = self._base(file, key)
-        lock = Lock.attempt(base.with_name(f"{base.name}.lock"))
+        with self.library._writing():
+            lock = self.library._attempt(base)
         if lock is None:
             return None
         if self.here(file):  # finished by another one since
@@ -747,6 +762,18 @@ def read_card(folder: Path, digest: str) -> Stored:
     return Stored(
         reference, digest, str(document["layout"]), files, folder / "files", description, 0.0, str(document["signed_by"]), damaged
     )
+
+
+def write_faults(folder: Path, faults: Sequence[Fault]) -> None:
+    write_whole(folder / "damaged.json", json.dumps([asdict(fault) for fault in faults], indent=1).encode())
+
+
+def _same(one: Path, other: Path) -> bool:
+    """The same bytes on disk."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
 
 
 def _card_files(folder: Path) -> tuple[ModelFile, ...]:

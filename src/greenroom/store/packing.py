@@ -31,9 +31,9 @@ from .layouts import (
 )
 from .roles import entry_of
 from .tars import END, FOLDER, SYMLINK, header_of, padding_of
+from .unpacking import LINK
 
 READ_BYTES = 1 << 20
-LINK = "model.file"  # how ramalama finds the model in an image
 BEGINNING = "1970-01-01T00:00:00Z"  # a time that is the same every time
 ORDER = ("weights", "projector", "draft", "adapter", "config", "tokenizer", "template", "license", "doc", "other")
 MODELPACK_KINDS: Mapping[str, str] = {

@@ -39,11 +39,20 @@ def no_room(folder: Path, needed: int) -> NoRoom:
 
 def free_bytes(folder: Path) -> int:
     """Bytes that this user may still write there."""
-    there = folder
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    stat = os.statvfs(there)
+    stat = os.statvfs(_there(folder))
     return stat.f_bavail * stat.f_frsize
+
+
+def same_disk(path: Path, folder: Path) -> bool:
+    """True where a hard link from one to the other is possible."""
+    return path.stat().st_dev == _there(folder).stat().st_dev
+
+
+def _there(folder: Path) -> Path:
+    """The folder, or what it will be made in."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
 
 
 def need_room(folder: Path, needed: int) -> None:
@@ -56,10 +65,7 @@ def need_room(folder: Path, needed: int) -> None:
 
 def _small_disk_holds(folder: Path, needed: int, free: int) -> bool:
     """A disk that is itself tiny (a tmpfs, a small volume) has no such reserve to keep."""
-    there = folder
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    stat = os.statvfs(there)
+    stat = os.statvfs(_there(folder))
     return stat.f_blocks * stat.f_frsize < 16 * KEPT_FREE_BYTES and needed <= free
 
 

@@ -12,10 +12,11 @@ from .facts import Damaged, ModelFile, NotFound, Refused
 from .layouts import FILES_MAX, IMAGE_FOLDER, check_paths
 from .paths import shown
 from .placing import READ_ONLY, free_bytes
-from .roles import role_of
+from .roles import role_of, stem_of
 from .tars import OPAQUE, WHITEOUT, Member, Source, link_target, members, opened
 
 READ_BYTES = 1 << 20
+LINK = "model.file"  # beside the model, leads to it
 Value = TypeVar("Value")
 
 
@@ -30,11 +31,19 @@ def unpack(archives: Sequence[Path], folder: Path, *, image: bool) -> tuple[Mode
         _layer(archive, folder, image, found, links)
     if image:
         found, links = _below(found), _below(links)
+    chosen = links.get(LINK, "").removeprefix(f"{IMAGE_FOLDER}/")
     _follow(found, links)
     if not found:
         raise NotFound(f"the image holds no file below /{IMAGE_FOLDER}: it is no model" if image else "its layers hold no file")
     check_paths(list(found), what="a layer")
-    return tuple(ModelFile(path, file.size, file.digest, role_of(path), "", file.blob) for path, file in sorted(found.items()))
+    return tuple(ModelFile(path, file.size, file.digest, _role(path, chosen), "", file.blob) for path, file in sorted(found.items()))
+
+
+def _role(path: str, chosen: str) -> str:
+    """The image's link tells which of several models is meant."""
+    role = role_of(path)
+    other = chosen.lower().endswith(".gguf") and path.lower().endswith(".gguf") and stem_of(path) != stem_of(chosen)
+    return "other" if role == "weights" and other else role
 
 
 def _layer(archive: Path, folder: Path, image: bool, found: dict[str, ModelFile], links: dict[str, str]) -> None:
