@@ -1,0 +1,102 @@
+"""`greenroom graduate` and `generate llm-d` on what a ledger kept and a configuration says; no server runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.cli.conftest import run
+from tests.cli.test_past import written
+from tests.planner.test_outgrown import scene
+
+CONFIG = """
+devices:
+  gpu0: {memory: 80GiB, probe: none}
+models:
+  a: {cmd: "vllm serve org/a --port ${PORT} --tensor-parallel-size 1", memory: 78GiB, aliases: [gpt-4o]}
+  b: {cmd: "vllm serve org/b --port ${PORT}", memory: 78GiB}
+  c: {cmd: "llama-server --model /m/c.gguf --port ${PORT}", memory: 78GiB}
+"""
+
+
+@pytest.fixture(scope="module")
+def outgrown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("outgrown")
+    written(folder / "journal.sqlite", scene(need_gib=78, every_s=20.0, seconds=4500.0))
+    (folder / "greenroom.yaml").write_text(CONFIG)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("roomy")
+    written(folder / "journal.sqlite", scene(need_gib=20, every_s=20.0, seconds=4500.0))
+    (folder / "greenroom.yaml").write_text(CONFIG)
+    return folder
+
+
+def graduate(folder: Path, *words: str) -> tuple[int, str]:
+    ledger, config = str(folder / "journal.sqlite"), str(folder / "greenroom.yaml")
+    result = run("graduate", "-c", config, "--ledger", ledger, "--since", "2h", *words)
+    return result.exit_code, result.output
+
+
+def test_where_the_box_is_outgrown_the_plan_and_its_price_are_told(outgrown: Path) -> None:
+    """What each model becomes, how many GPUs that takes, and who can stay."""
+    code, output = graduate(outgrown)
+    assert code == 0
+    assert "has outgrown one card" in output
+    assert "2 GPUs held all the time, in place of 1" in output
+    assert "c can stay" in output
+    plan = json.loads(graduate(outgrown, "--json")[1])
+    assert plan["ready"] is True
+    assert {one["model"]: (one["becomes"], one["replicas"], one["gpus"]) for one in plan["models"]} == {
+        "a": ("pool", 1, 1),
+        "b": ("pool", 1, 1),
+        "c": ("stay", 1, 1),
+    }
+
+
+def test_the_files_are_those_of_the_models_that_go(outgrown: Path, tmp_path: Path) -> None:
+    """With the way for greenroom to pass them on; smaller GPUs make more of them, and the command says so."""
+    code, _ = graduate(outgrown, "-o", str(tmp_path / "out"), "--gpu-memory", "48GiB")
+    assert code == 0
+    read = YAML(typ="safe").load
+    peers = read((tmp_path / "out" / "peers.yaml").read_text())
+    assert peers["peers"]["cluster"]["models"] == ["a", "gpt-4o", "b"]
+    (a,) = [path for path in (tmp_path / "out" / "modelservers").glob("deployment-*.yaml") if path.stem.endswith("-a")]
+    container = read(a.read_text())["spec"]["template"]["spec"]["containers"][0]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    at = container["args"].index("--tensor-parallel-size")
+    assert container["args"][at + 1] == "2"
+    assert container["args"].count("--tensor-parallel-size") == 1
+    assert not [path for path in (tmp_path / "out" / "modelservers").glob("deployment-*.yaml") if path.stem.endswith("-c")]
+
+
+def test_where_nothing_calls_for_it_nothing_is_written(roomy: Path, tmp_path: Path) -> None:
+    """Unless somebody wants it anyway."""
+    code, output = graduate(roomy, "-o", str(tmp_path / "out"))
+    assert (code, "Not now" in output, (tmp_path / "out").exists()) == (1, True, False)
+    assert "--anyway" in output
+    code, _ = graduate(roomy, "-o", str(tmp_path / "out"), "--anyway", "--gpu-memory", "24GiB")
+    assert (code, (tmp_path / "out" / "README.md").exists()) == (0, True)
+
+
+def test_llm_d_files_come_from_a_configuration(outgrown: Path, tmp_path: Path) -> None:
+    """In a folder, the same each time, shown as a difference, refused in words."""
+    config, out = str(outgrown / "greenroom.yaml"), str(tmp_path / "out")
+    words = ["generate", f"llm-d:{out}", config, "--replicas", "a=2", "--zero", "b"]
+    assert run(*words).exit_code == 0
+    assert run(*words, "--diff").output == ""
+    assert (tmp_path / "out" / "keda").is_dir()
+    for wrong, said in (
+        (["--replicas", "a"], "MODEL=N"),
+        (["--replicas", "nobody=2"], "no model 'nobody'"),
+        (["--host", "10.0.0.1"], "--no-kubernetes"),
+        (["--no-kubernetes", "--host", "worker-1"], "no IPv4"),
+    ):
+        result = run("generate", "llm-d", config, *wrong)
+        assert (result.exit_code in (1, 2), said in result.output) == (True, True), result.output
