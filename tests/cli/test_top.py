@@ -93,14 +93,23 @@ def test_a_recorded_moment_of_a_swap(width: int) -> None:
     assert f"{text.size(64194 - 35022)} for 1 sleeper" in page
 
 
+def test_of_ram_engines_hold_what_was_measured_of_them() -> None:
+    """The rest of what is used there belongs to other programs: it is no engine's."""
+    ram = scenes.device("ram", "host RAM", 10, 0, 0, 4, 700, kind="ram")
+    models = [scenes.resident(name, "ram", 2, measured) for name, measured in (("a", 1.0), ("b", 0.5), ("c", None))]
+    assert top_page.own_mib(ram, models) == 1536
+    assert top_page.own_mib(ram, []) is None
+    assert top_page.own_mib({**ram, "kind": "gpu"}, models) == 700 * 1024
+
+
 def test_the_bar_tells_measured_reserved_outside_free_and_headroom() -> None:
     """Together the whole device; nothing of it is lost to rounding."""
     one = scenes.device("gpu0", "H100", 100, 10, 10, 40, 30)
-    assert top_page.shares(one, 50) == (10, 10, 5, 20, 5)
-    assert top_page.shares(scenes.device("g", "", 100, 10, 0, 40, None), 50) == (0, 20, 0, 25, 5)
-    assert top_page.shares(scenes.device("g", "", 100, 0, 90, 40, 200), 50) == (20, 0, 30, 0, 0)  # overbooked by others
+    assert top_page.shares(one, [], 50) == (10, 10, 5, 20, 5)
+    assert top_page.shares(scenes.device("g", "", 100, 10, 0, 40, None), [], 50) == (0, 20, 0, 25, 5)
+    assert top_page.shares(scenes.device("g", "", 100, 0, 90, 40, 200), [], 50) == (20, 0, 30, 0, 0)  # overbooked by others
     for width in range(8, 91):
-        assert sum(top_page.shares(one, width)) == width
+        assert sum(top_page.shares(one, [], [], width)) == width
 
 
 def test_an_empty_server_is_a_page_too() -> None:

@@ -138,6 +138,22 @@ def test_a_context_is_cut_by_what_that_frees() -> None:
     assert "a context alone does not do it (24576 tokens free 2.9 GiB)" in cut.text
 
 
+def test_a_budget_below_what_the_device_has_is_raised() -> None:
+    """The cheapest way out: a cap in the configuration was the only reason.  Where the device has no more, it is not offered."""
+
+    def capped(total_mib: int) -> Scene:
+        card = Device("ram", "ram", 80 * GIB, 2 * GIB, total_mib, measured=False)
+        models = tuple(replace(model, devices=("ram",)) for model in (AGENT, CODER, SMALL))
+        return scene_with(Setup((card,), models), alternating(seconds=1200.0), 1200.0)
+
+    fixes = fixes_of(capped(128 * GIB))
+    assert fixes["budget"].suggested
+    assert fixes["budget"].text == "Raise the budget of ram from 80.0 GiB to 88.1 GiB (it has 128.0 GiB): both stay"
+    assert fixes["budget"].changes == ("device.ram.memory=90176MiB",)
+    assert "second_gpu" not in fixes, "what runs on the CPU is not moved by a card"
+    assert "budget" not in fixes_of(capped(81 * GIB))
+
+
 def test_a_group_that_keeps_apart_what_would_fit_is_the_fix() -> None:
     """There is room for both; only a group says no."""
     group = Group("big", frozenset(("agent", "coder")), exclusive=False)

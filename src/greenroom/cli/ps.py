@@ -217,7 +217,7 @@ def device_line(one: dict[str, Any], width: int, asleep_mib: int, ascii: bool) -
     if one["kind"] == "ram":
         parts.append(f"{text.size(free_mib(one, room_mib))} free")
     if one["used_mib"] is not None:
-        parts.append(f"{text.size(one['used_mib'])} used")
+        parts.append(f"{text.size(one['used_mib'])} used{' by all programs' if one['kind'] == 'ram' else ''}")
     if one["outside_mib"]:
         holder = f" ({text.safe(one['holder'])})" if one.get("holder") else ""
         parts.append(f"{text.size(one['outside_mib'])} by others{holder}")

@@ -169,7 +169,7 @@ def device_lines(devices: Sequence[Json], models: Sequence[Json], width: int, as
         return []
     ids = [text.cut(text.safe(one["id"]), DEVICE_CELLS_MAX) for one in devices]
     cells = max(map(text.cells, ids))
-    figures = [figures_of(one) for one in devices]
+    figures = [figures_of(one, models) for one in devices]
     titles = ("RESERVED", "MEASURED", "OUTSIDE", "FREE", "OF")
     widths = [max(map(len, column)) for column in zip(titles, *figures, strict=True)]
     bar = max(8, min(BAR_CELLS_MAX, width - cells - 4 - sum(widths) - 2 * (len(widths) - 1)))
@@ -181,7 +181,7 @@ def device_lines(devices: Sequence[Json], models: Sequence[Json], width: int, as
     lines.append(Text(f"{' ' * cells}  {legend:<{bar}}  {row(titles, widths)}", style="dim"))
     for one, id, shown in zip(devices, ids, figures, strict=True):
         line = Text(id + " " * (cells - text.cells(id)) + "  ")
-        for mark, style, count in zip(ASCII if ascii else FULL, BAR_STYLES, shares(one, bar), strict=True):
+        for mark, style, count in zip(ASCII if ascii else FULL, BAR_STYLES, shares(one, models, bar), strict=True):
             line.append(mark * count, style=style)
         lines.append(line.append(f"  {row(shown, widths)}"))
         if more := about_device(one, models):
@@ -193,20 +193,24 @@ def row(figures: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(one.rjust(width) for one, width in zip(figures, widths, strict=True))
 
 
-def own_mib(one: Json) -> int | None:
-    """What greenroom's engines were measured to hold."""
-    return None if one["used_mib"] is None else max(0, one["used_mib"] - one["outside_mib"])
+def own_mib(one: Json, models: Sequence[Json]) -> int | None:
+    """What greenroom's engines were measured to hold.  Of RAM they hold a part only, so theirs is summed up."""
+    if one["kind"] != "ram":
+        return None if one["used_mib"] is None else max(0, one["used_mib"] - one["outside_mib"])
+    seen = [each["measured_by_device_mib"].get(one["id"]) for model in models for each in model["instances"]]
+    known = [mib for mib in seen if mib is not None]
+    return sum(known) if known else None
 
 
-def figures_of(one: Json) -> tuple[str, ...]:
+def figures_of(one: Json, models: Sequence[Json]) -> tuple[str, ...]:
     free = max(0, one["capacity_mib"] - one["headroom_mib"] - one["outside_mib"] - one["reserved_mib"])
-    return tuple(map(text.size, (one["reserved_mib"], own_mib(one), one["outside_mib"], free, one["capacity_mib"])))
+    return tuple(map(text.size, (one["reserved_mib"], own_mib(one, models), one["outside_mib"], free, one["capacity_mib"])))
 
 
-def shares(one: Json, bar: int) -> tuple[int, ...]:
+def shares(one: Json, models: Sequence[Json], bar: int) -> tuple[int, ...]:
     """Cells for measured, reserved beyond it, outside, free, headroom; together the whole bar."""
     capacity = max(1, one["capacity_mib"])
-    measured = min(own_mib(one) or 0, one["reserved_mib"])
+    measured = min(own_mib(one, models) or 0, one["reserved_mib"])
     edges, at = [], 0
     for mib in (measured, one["reserved_mib"] - measured, one["outside_mib"]):
         at += mib

@@ -387,6 +387,7 @@ def candidates(
     elif one.short_mib <= 0:
         found += _together(setup, one)
     else:
+        found += _raised(setup, one)
         found += _cuts(one, members, commands, contexts, _total_mib(setup, one.device))
     found += _sleepers(setup, members, commands)
     found.append(
@@ -438,6 +439,21 @@ def _together(setup: Setup, one: Thrash) -> list[Fix]:
     return [
         Fix("group", f"Let them be resident together: group {names}, swap: false", (), (" groups:", *diff), replace(setup, groups=groups))
     ]
+
+
+def _raised(setup: Setup, one: Thrash) -> list[Fix]:
+    """A budget below what the device has may simply be too small."""
+    assert one.short_mib is not None
+    device = next((each for each in setup.devices if each.id == one.device), None)
+    if device is None or device.total_mib is None:
+        return []
+    wanted = device.capacity_mib + one.short_mib + MARGIN_MIB
+    if wanted > device.total_mib:
+        return []
+    both = "both" if len(one.models) == 2 else "all"
+    text = f"Raise the budget of {device.id} from {gib(device.capacity_mib)} to {gib(wanted)} (it has {gib(device.total_mib)}): {both} stay"
+    diff = (" devices:", f"   {device.id}:", f"-    memory: {device.capacity_mib}MiB", f"+    memory: {wanted}MiB")
+    return [Fix("budget", text, (f"device.{device.id}.memory={wanted}MiB",), diff, cost=0.3)]
 
 
 def _cuts(
@@ -530,8 +546,8 @@ def _prior(need_mib: int) -> SleepTier:
 
 def _second_card(setup: Setup, one: Thrash, members: Sequence[Model]) -> list[Fix]:
     moving = min((model for model in members if model.need_mib), key=lambda model: model.need_mib or 0, default=None)
-    if moving is None or moving.devices_count > 1:
-        return []
+    if moving is None or moving.devices_count > 1 or any(each.id == one.device and each.kind == "ram" for each in setup.devices):
+        return []  # what runs on the CPU is not moved by a card alone
     size = next((card for card in CARDS_GIB if card * 1024 * 0.95 >= (moving.need_mib or 0)), None)
     if size is None:
         return []
@@ -539,7 +555,7 @@ def _second_card(setup: Setup, one: Thrash, members: Sequence[Model]) -> list[Fi
     device = Device(name, "gpu", int(size * 1024 * 0.97), measured=False)
     models = tuple(replace(model, devices=(name,)) if model is moving else model for model in setup.models)
     diff = (" models:", f"   {moving.id}:", f"+    device: {name}")
-    text = f"A second GPU for {moving.id}: a {size} GiB card is enough"
+    text = f"A second GPU for {moving.id}: {'an' if str(size).startswith('8') else 'a'} {size} GiB card is enough"
     return [Fix("second_gpu", text, (), diff, replace(setup, devices=(*setup.devices, device), models=models), cost=5.0)]
 
 
@@ -549,6 +565,6 @@ def _fresh(setup: Setup) -> str:
 
 
 def _pin(model: Model, members: int) -> Fix:
-    others = "the other one" if members == 2 else "the others"
+    others = "the other one not at all" if members == 2 else "the others share what is left"
     diff = (" models:", f"   {model.id}:", "+    pin: true")
-    return Fix("pin", f"Pin {model.id}: it always answers at once, {others} not at all", (f"models.{model.id}.pin=true",), diff, cost=10.0)
+    return Fix("pin", f"Pin {model.id}: it always answers at once, {others}", (f"models.{model.id}.pin=true",), diff, cost=10.0)

@@ -33,7 +33,7 @@ export function device(d, picture, caption = '') {
   const need = picture.queue.find(one => one.device === d.id && one.short_mib > 0);
   const {pieces, reserved, whole, free} = measuresOf(d, need?.model);
   const share = mib => `${(mib / whole * 100).toFixed(3)}%`;
-  const used = d.used_mib == null ? 'not measured' : `${gib(d.used_mib)} used`;
+  const used = d.used_mib == null ? 'not measured' : `${gib(d.used_mib)} used${d.isRam ? ' by all programs' : ''}`;
   return h('div', {class: 'dev', key: d.id},
     h('div', {class: 'cap'}, h('b', {}, d.isRam ? 'Host RAM' : d.id), h('span', {class: 'cap-name'}, caption || (d.name === d.id ? '' : d.name)),
       h('span', {class: 'n'}, `${used} · ${gib(d.reserved_mib ?? reserved)} reserved of ${gib(d.capacity_mib)} GiB`)),
