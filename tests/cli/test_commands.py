@@ -79,7 +79,8 @@ def test_ps_shows_every_state_and_what_comes_next(served: Served) -> None:
         r"! burnt stops instead of sleeping: 2 wakes went wrong\x1b[5m",
         "",
         "gpu0  [█████████████░░░░░░░░░░░] 4.8 GiB of 9.0 GiB reserved, 5.1 GiB used, 307 MiB by others (pid 4711 (python)), H100",
-        "ram   [████████░░░░░░░░░░░░░░░░] 20.0 GiB of 57.6 GiB reserved (18.0 GiB for sleepers), 37.6 GiB free, 30.0 GiB used by all programs, host RAM",
+        "ram   [████████░░░░░░░░░░░░░░░░] 20.0 GiB of 57.6 GiB reserved (18.0 GiB for sleepers), 37.6 GiB free, "
+        "30.0 GiB used by all programs, host RAM",
         "",
         "4 requests wait, the oldest for 2.1 s",
     ]

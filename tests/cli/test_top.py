@@ -109,7 +109,7 @@ def test_the_bar_tells_measured_reserved_outside_free_and_headroom() -> None:
     assert top_page.shares(scenes.device("g", "", 100, 10, 0, 40, None), [], 50) == (0, 20, 0, 25, 5)
     assert top_page.shares(scenes.device("g", "", 100, 0, 90, 40, 200), [], 50) == (20, 0, 30, 0, 0)  # overbooked by others
     for width in range(8, 91):
-        assert sum(top_page.shares(one, [], [], width)) == width
+        assert sum(top_page.shares(one, [], width)) == width
 
 
 def test_an_empty_server_is_a_page_too() -> None:
