@@ -139,10 +139,11 @@ def _silent(runtime: str, answer: Answer) -> str:
     return f"{runtime} does not do its work: {said}{words.advice(runtime, said)}"
 
 
-async def remove(runtime: str, *names: str, limit_s: float = ASK_S_MAX) -> str:
-    """Kill and remove; what the runtime had against it, or ""."""
-    await ask(words.kill_argv(runtime, *names), limit_s)
-    answer = await ask(words.remove_argv(runtime, *names), limit_s)
+async def remove(runtime: str, *names: str, kill: bool = True) -> str:
+    """Remove containers, killed before; what the runtime had against it, or ""."""
+    if kill:
+        await ask(words.kill_argv(runtime, *names))
+    answer = await ask(words.remove_argv(runtime, *names))
     return "" if answer.code == 0 or words.ABSENT.search(answer.err) else answer.said or f"exit code {answer.code}"
 
 
@@ -465,7 +466,7 @@ async def stop_contained(
         outlives = client is not None
         state, known, killed = await _end(process, grace_s, stop_argv, on_signal, kill_s_max)
     over = known and (state is None or not state.running)
-    if over and state is not None and (said := await remove(process.box.runtime, process.box.name)):
+    if over and state is not None and (said := await remove(process.box.runtime, process.box.name, kill=False)):
         process.log.note(f"[greenroom: the container could not be removed: {said}]")
     await process.drop_follower()
     if over and not await wait_exited([process.identity], CLIENT_S_MAX):
