@@ -23,6 +23,7 @@ from .placing import FULL, READ_ONLY, no_room, sync_folder
 
 RECORD_BYTES = 4 << 20  # at most so much is fetched again after a kill
 READ_BYTES = 1 << 20
+HASH_BYTES = 4 << 20  # at once: each step costs a change of threads, and these bytes are still in memory
 JOURNAL_BYTES_MAX = 64 << 20
 
 
@@ -50,6 +51,7 @@ class Partial:
         self._spans: list[tuple[int, int]] = []  # sorted, disjoint, not touching: [begin, end)
         self._recording = threading.Lock()
         self._hash = hashlib.sha256()
+        self._read = memoryview(bytearray(HASH_BYTES if about.size > HASH_BYTES else about.size))
         self._hashed = 0  # bytes from the start that are in `_hash`
         self._hashing = threading.Lock()
         self._fault: NoRoom | None = None  # after it nothing is written any more
@@ -132,11 +134,11 @@ class Partial:
         with self._hashing:
             if self._fault or not spans or spans[0][0] > 0 or self._hashed >= spans[0][1]:
                 return False
-            data = os.pread(self._fd, min(READ_BYTES, spans[0][1] - self._hashed), self._hashed)
-            if not data:
+            count = os.preadv(self._fd, [self._read[: spans[0][1] - self._hashed]], self._hashed)
+            if not count:
                 raise StoreError(f"{self._path('part')} was cut by another program: pull again")
-            self._hash.update(data)
-            self._hashed += len(data)
+            self._hash.update(self._read[:count])
+            self._hashed += count
         return True
 
     def discard(self) -> None:
@@ -208,12 +210,9 @@ class Partial:
                 done += os.pwrite(self._fd, data[done:], offset + done)
         except OSError as exc:
             self._full(exc)
-        with self._hashing:
-            if offset < self._hashed:  # written again: what was hashed there is not true any more
+        if offset < self._hashed:  # written again: what was hashed there is not true any more
+            with self._hashing:
                 self._hash, self._hashed = hashlib.sha256(), 0
-            elif offset == self._hashed:  # in order, as most come: not read again later
-                self._hash.update(data)
-                self._hashed += len(data)
 
     def _full(self, exc: OSError) -> None:
         """A full disk takes the part with it: otherwise nothing could be written there any more."""

@@ -7,6 +7,7 @@ waits and sees it grow.  Its SHA-256 is taken beside the fetch, from the front o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,8 @@ from .ranges import Opener, Stretch
 T = TypeVar("T")
 
 STREAMS_MAX = 4  # connections of one pull
+RAMP_S = 0.25  # between the first connection to a blob and the next one
+FAST_BYTES_S = 200e6  # at which it is this machine that limits, and more connections only take its CPUs from each other
 BLOBS_AT_ONCE_MAX = 8
 SEGMENTS_WANTED = 32  # requests for a blob, where that gives stretches of a sensible length
 SEGMENT_BYTES_MIN = 16 << 20
@@ -63,6 +66,7 @@ class Transfer:
     shelf: Shelf
     meter: Meter
     streams: int = STREAMS_MAX
+    ramp_s: float = RAMP_S
     backoff_s: float = BACKOFF_S
     slots: asyncio.Semaphore = field(init=False)
     _threads: ThreadPoolExecutor = field(init=False)
@@ -154,6 +158,8 @@ class _Filling:
         self.left = deque(partial.missing(length))
         self.answered = asyncio.Event()  # the server has shown whether it knows ranges
         self.one_stream = False
+        self.came = 0  # bytes
+        self._over = asyncio.Event()  # nothing is left to ask for
         self._jobs: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -198,8 +204,8 @@ class _Filling:
         await self.transfer.thread(self.partial.advance)
 
     async def _worker(self, number: int) -> None:
-        if number:
-            await self.answered.wait()
+        if number and not await self._is_wanted(number):
+            return
         tries = 0
         while self.left and not (self.one_stream and number):
             offset, length = self.left.popleft()
@@ -216,6 +222,18 @@ class _Filling:
                         f"{exc}; {self.partial.done:,} of {self.item.file.size:,} bytes are here: pull again to go on"
                     ) from None
                 await asyncio.sleep(min(BACKOFF_S_MAX, self.transfer.backoff_s * 2 ** (tries - 1)) if tries else 0)
+
+        self._over.set()
+
+    async def _is_wanted(self, number: int) -> bool:
+        """Whether another connection may bring more, once the earlier ones have shown what they bring."""
+        await self.answered.wait()
+        began, before = asyncio.get_running_loop().time(), self.came
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.transfer.ramp_s * number):
+                await self._over.wait()
+        taken_s = asyncio.get_running_loop().time() - began
+        return not self._over.is_set() and self.came - before <= FAST_BYTES_S * taken_s
 
     def _rest(self, offset: int, length: int) -> list[tuple[int, int]]:
         """What is still missing of a stretch."""
@@ -270,6 +288,7 @@ class _Pieces:
                 piece = await self._next(length)
                 length -= len(piece)
                 meter.add(len(piece))
+                self._filling.came += len(piece)
                 await writer.put(piece)
         finally:
             await writer.close()
