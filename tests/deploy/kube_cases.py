@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes_validate import utils as judge
 from ruamel.yaml import YAML
 
 from greenroom.config.model import Config, ModelConfig
+from greenroom.deploy.build import Options, build
 from greenroom.deploy.intent import Intent, Mount, Probe, Share, Workload
 from greenroom.deploy.names import labels
+from tests.deploy import sets
 
+Invalid = judge.ValidationError
 VERSIONS = tuple(f"1.{minor}" for minor in range(29, 38))
 HOSTILE_NAMES = (
     "org/näme:7b q4",
@@ -105,13 +110,30 @@ def whole(names: tuple[str, ...], target: str = "nvidia", **changes: Any) -> Int
     return Intent("greenroom", "greenroom", (Workload(**{**given, **changes}),), config, text, target, "llm")
 
 
+def built(count: int, mode: str) -> Intent:
+    """From a configuration of that many models, as the command does it."""
+    options = Options(namespace="llm", require_key=True)
+    return build(sets.config(count), mode=mode, target="nvidia", options=options)
+
+
 CASES = {
     "greenroom 1": whole(HOSTILE_NAMES[:1]),
     "greenroom 12": whole(HOSTILE_NAMES),
     "engines 1": engines(HOSTILE_NAMES[:1]),
     "engines 3": engines(HOSTILE_NAMES[:3]),
     "engines 12": engines(HOSTILE_NAMES),
+    **{f"built {mode} {count}": built(count, mode) for mode in ("greenroom", "engines") for count in (1, 3, 12)},
 }
+
+
+# It parses megabytes of schema for each object; the schemas do not change meanwhile.
+judge.schema_contents = functools.cache(judge.schema_contents)
+
+
+def validate(one: dict[str, Any], version: str) -> str:
+    """Strictly: a field that the release does not know is Invalid."""
+    found: str = judge.validate(one, version, strict=True)
+    return found
 
 
 def read_all(text: str) -> list[dict[str, Any]]:

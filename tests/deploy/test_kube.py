@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 
 from greenroom.config.model import Config, KeyConfig
@@ -18,7 +17,20 @@ from greenroom.deploy.kube import FORMATS, kube
 from greenroom.deploy.kube_pod import KubeOptions
 from greenroom.deploy.names import label
 from greenroom.deploy.unfit import Unfit
-from tests.deploy.kube_cases import CASES, HOSTILE_NAMES, VERSIONS, by_place, engine, engines, kustomized, put, read_all, whole
+from tests.deploy.kube_cases import (
+    CASES,
+    HOSTILE_NAMES,
+    VERSIONS,
+    Invalid,
+    by_place,
+    engine,
+    engines,
+    kustomized,
+    put,
+    read_all,
+    validate,
+    whole,
+)
 
 Object = dict[str, Any]
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -51,7 +63,7 @@ def as_kubernetes_reads(text: str, env: dict[str, str]) -> str:
 def test_every_object_is_valid_in_every_release(case: str, version: str) -> None:
     """Strictly: a field that the release does not know is an error."""
     for one in made(CASES[case]).values():
-        assert kubernetes_validate.validate(one, version, strict=True) == version
+        assert validate(one, version) == version
 
 
 @pytest.mark.parametrize("controller", ["deployment", "statefulset"])
@@ -61,10 +73,10 @@ def test_every_choice_is_valid_where_it_exists(models: str, controller: str) -> 
     found = made(whole(HOSTILE_NAMES[:3]), models=models, models_image="registry.local/models:1", controller=controller)
     for version in VERSIONS if models != "image" else VERSIONS[2:]:
         for one in found.values():
-            kubernetes_validate.validate(one, version, strict=True)
+            validate(one, version)
     if models == "image":
-        with pytest.raises(kubernetes_validate.ValidationError):
-            [kubernetes_validate.validate(one, "1.30", strict=True) for one in found.values()]
+        with pytest.raises(Invalid):
+            [validate(one, "1.30") for one in found.values()]
 
 
 def paths_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -90,8 +102,8 @@ def test_the_validator_sees_a_misspelt_field_anywhere() -> None:
             for step in path:
                 spot = spot[step]
             spot["misspelt"] = "x"
-            with pytest.raises(kubernetes_validate.ValidationError):
-                kubernetes_validate.validate(broken, "1.33", strict=True)
+            with pytest.raises(Invalid):
+                validate(broken, "1.33")
             seen += 1
     assert seen > 50
 
@@ -154,7 +166,8 @@ def test_what_runs_is_what_was_meant(case: str) -> None:
         assert [as_kubernetes_reads(word, env) for word in (*box["command"], *box["args"])] == list(workload.argv)
         targets = {one["mountPath"]: one for one in box["volumeMounts"]}
         for mount in workload.mounts:
-            assert targets[mount.target].get("readOnly", False) == mount.read_only
+            is_model = mount.kind == "bind" and mount.read_only and mount.target.startswith("/models")
+            assert targets["/models" if is_model else mount.target].get("readOnly", False) == mount.read_only
         assert len(targets) == len(box["volumeMounts"])
         volumes = {one["name"] for one in found[workload.name]["spec"]["template"]["spec"]["volumes"]}
         assert volumes == {one["name"] for one in box["volumeMounts"]}
@@ -170,13 +183,12 @@ def test_probes_ask_the_right_port_and_wait_long_enough(case: str) -> None:
         box = container(found[workload.name])
         assert workload.live is not None
         assert workload.ready is not None
-        probes = {name: box[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
-        assert {probe["port"] for probe in probes.values()} == {workload.port}
-        assert {name: probe["path"] for name, probe in probes.items()} == {
-            "startup": "/health" if workload.model else "/ready",
-            "liveness": workload.live.path,
-            "readiness": "/health" if workload.model else "/ready",
-        }
+        probes = {name: box[f"{name}Probe"] for name in ("startup", "liveness", "readiness")}
+        assert {probe.get("httpGet", probe.get("tcpSocket"))["port"] for probe in probes.values()} == {workload.port}
+        ready = workload.ready.path if workload.model else "/ready"
+        assert {name: probe["httpGet"]["path"] for name, probe in probes.items() if "httpGet" in probe} == (
+            {"startup": ready, "liveness": workload.live.path, "readiness": ready} if not workload.tcp_only else {}
+        )
         startup = box["startupProbe"]
         assert startup["periodSeconds"] * startup["failureThreshold"] >= workload.ready.start_s
         assert found[workload.name]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == math.ceil(workload.stop_s)
@@ -338,13 +350,27 @@ def test_model_files_stand_in_one_volume_at_their_places() -> None:
     assert "/opt/vision/ -> vision, /srv/gguf/my model.gguf -> my-model.gguf" in text
 
 
+def test_two_files_of_one_place_stand_in_two_folders() -> None:
+    """Each pod sees its own at the place that its command names; who has the same file shares it."""
+    paths = {"a": "/srv/a/same.gguf", "b": "/srv/b/same.gguf", "c": "/srv/a/same.gguf"}
+    one_by_one = [engine(name, name, mounts=(Mount("bind", path, "/models/same.gguf"),)) for name, path in paths.items()]
+    intent = replace(engines(("a",)), workloads=tuple(one_by_one))
+    found = controllers(made(intent))
+    boxes = {name: container(one)["volumeMounts"] for name, one in found.items()}
+    folders = {name: [box.get("subPath") for box in mounts if box["name"] == "models"] for name, mounts in boxes.items()}
+    assert folders == {"a": [None], "b": ["b"], "c": [None]}
+    text = kube(intent)["loader/pod.yaml"]
+    assert "mkdir -p /models/b\n" in text
+    assert "cp /srv/b/same.gguf models-loader:/models/b/same.gguf\n" in text
+
+
 def test_a_pod_to_fill_the_claim_with_is_there_and_is_nobody_elses() -> None:
     """Valid, restricted, matched by no selector; its head says how files get in."""
     intent = engines(HOSTILE_NAMES[:3], mounts=(*FOLDERS, Mount("bind", "/srv/it's\nhere", "/models/x")))
     text = kube(intent)["loader/pod.yaml"]
     (pod,) = read_all(text)
     for version in VERSIONS:
-        kubernetes_validate.validate(pod, version, strict=True)
+        validate(pod, version)
     assert pod["spec"]["volumes"] == [{"name": "models", "persistentVolumeClaim": {"claimName": "models-models"}}]
     assert "# kubectl --namespace llm cp '/srv/gguf/my model.gguf' models-loader:/models/my-model.gguf\n" in text
     for (kind, _), one in made(intent).items():

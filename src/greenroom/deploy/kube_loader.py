@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 
 from greenroom.config.errors import one_line
@@ -24,6 +25,8 @@ def loader(intent: Intent, options: KubeOptions) -> Files:
     space = f"--namespace {intent.namespace}"
     said = ["Fills the claim of models; apply it after the claim, before the models are asked for.", ""]
     said += [f"kubectl {space} apply -f {FILE}", f"kubectl {space} wait --for=condition=Ready pod/{name}"]
+    for folder in sorted({posixpath.dirname(place) for _, place in places} - {"", "/"}):
+        said.append(one_line(f"kubectl {space} exec {name} -- mkdir -p {shlex.quote(f'{MODELS_ROOT}/{folder}')}"))
     for source, place in places:
         target = f"{name}:{MODELS_ROOT}/{place}".rstrip("/")
         said.append(one_line(f"kubectl {space} cp {shlex.quote(source)} {shlex.quote(target)}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,7 @@ from greenroom.deploy.kube_pod import (
     is_model_file,
     labels,
     models_claim,
+    models_folder,
     pod,
     secret_name,
     selector,
@@ -313,5 +315,10 @@ def _about_models(intent: Intent, options: KubeOptions) -> list[str]:
 
 def model_places(intent: Intent, options: KubeOptions) -> tuple[tuple[str, str], ...]:
     """(on this host, in the volume of models) of every file and folder in it."""
-    found = {mount.source: mount.target for one in intent.workloads for mount in one.mounts if is_model_file(mount, options)}
-    return tuple((source, target.removeprefix(MODELS_ROOT).lstrip("/") or "/") for source, target in sorted(found.items()))
+    found = {
+        (mount.source, posixpath.join(models_folder(one, intent, options), mount.target.removeprefix(MODELS_ROOT).lstrip("/")) or "/")
+        for one in intent.workloads
+        for mount in one.mounts
+        if is_model_file(mount, options)
+    }
+    return tuple(sorted(found))

@@ -239,7 +239,7 @@ def _volumes(workload: Workload, intent: Intent, options: KubeOptions) -> Iterat
             yield _mounted(mount, target, intent, options)
     if any(is_model_file(mount, options) for mount in workload.mounts):
         taken.append(MODELS_ROOT)
-        yield _models(intent, options)
+        yield _models(models_folder(workload, intent, options), intent, options)
     home = dict(workload.env).get("HOME", HOME)
     for path, name, volume in (
         (TMP, "tmp", {"emptyDir": {"sizeLimit": TMP_SIZE}}),
@@ -258,11 +258,25 @@ def is_model_file(mount: Mount, options: KubeOptions) -> bool:
     return mount.kind == "bind" and mount.read_only and within and options.models != "hostpath"
 
 
-def _models(intent: Intent, options: KubeOptions) -> tuple[Value, Value]:
-    mount: Value = {"name": "models", "mountPath": MODELS_ROOT, "readOnly": True}
+def models_folder(workload: Workload, intent: Intent, options: KubeOptions) -> str:
+    """Where in the volume of models its files stand: at the root, unless another workload has another file at a place of theirs."""
+    taken: dict[str, str] = {}
+    for one in intent.workloads:
+        wanted = {mount.target: mount.source for mount in one.mounts if is_model_file(mount, options)}
+        clash = any(taken.get(target, source) != source for target, source in wanted.items())
+        if one.name == workload.name:
+            return one.name if clash else ""
+        if not clash:
+            taken |= wanted
+    return ""
+
+
+def _models(folder: str, intent: Intent, options: KubeOptions) -> tuple[Value, Value]:
+    of_image = options.models_image_path if options.models == "image" else ""
+    sub_path = posixpath.join(of_image, folder).strip("/")
+    mount = {"name": "models", "mountPath": MODELS_ROOT, **({"subPath": sub_path} if sub_path else {}), "readOnly": True}
     if options.models == "image":
-        sub_path = {"subPath": options.models_image_path} if options.models_image_path else {}
-        return {**mount, **sub_path}, {"name": "models", "image": _image(options.models_image)}
+        return mount, {"name": "models", "image": _image(options.models_image)}
     return mount, {"name": "models", "persistentVolumeClaim": {"claimName": models_claim(intent)}}
 
 
