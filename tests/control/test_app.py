@@ -334,6 +334,17 @@ async def test_version_is_told(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------------ logs
 
 
+async def test_the_history_of_all_logs_together_is_bounded(tmp_path: Path) -> None:
+    """Many models share what one may send."""
+    facade = FakeFacade(*(a_model(f"m{n}") for n in range(499)))
+    facade.logs = {name: [f"{name} {n}" for n in range(40)] for name in ("", *facade.models)}
+    async with serving(facade, tmp_path) as session, session.get("/logs/stream?lines=10000") as response:
+        async with asyncio.timeout(10):
+            told = [await response.content.readline() for _ in range(500 * 20)]
+        assert told[0] == b" 20\n"
+        assert told[-1] == b"m498 39\n"
+
+
 async def test_logs_are_text_and_the_number_of_lines_is_asked_for(tmp_path: Path) -> None:
     """Newest lines, oldest first; `/logs` is greenroom's own."""
     facade = FakeFacade(a_model("chat"))

@@ -155,6 +155,9 @@ def test_a_trace_needs_times_and_models_only() -> None:
         scene_of_trace(setup_of_trace(text), "when,model\n1,a\n")
     with pytest.raises(CannotReplay, match="no model 'c'"):
         scene_of_trace(setup_of_trace(text), "time,model\n1,c\n")
+    for odd in ("nan,a,1", "inf,a,1", "1,a,-2", "1,a,nan"):
+        with pytest.raises(CannotReplay, match="line 2 is no arrival"):
+            scene_of_trace(setup_of_trace(text), f"time,model,service_s\n{odd}\n")
 
 
 # ---------------------------------------------------------------------------------------------------- --set

@@ -154,6 +154,17 @@ def test_a_budget_below_what_the_device_has_is_raised() -> None:
     assert "budget" not in fixes_of(capped(81 * GIB))
 
 
+def test_who_was_there_before_the_record_begins_needs_room_as_well() -> None:
+    """Nothing tells that it was started: its first request met it ready."""
+    scene, trial = the_hour()
+    whole = thrashing(scene.setup, trial.requests, trial.transitions)[0]
+    cut = [row for row in trial.transitions if row.model != "small"]
+    first = min((row for row in trial.requests if row.model == "small"), key=lambda row: row.at)
+    later = [row for row in trial.requests if row is not first]
+    (one,) = thrashing(scene.setup, later, cut)
+    assert one.short_mib == whole.short_mib == 8 * GIB
+
+
 def test_a_group_that_keeps_apart_what_would_fit_is_the_fix() -> None:
     """There is room for both; only a group says no."""
     group = Group("big", frozenset(("agent", "coder")), exclusive=False)

@@ -425,8 +425,10 @@ async def test_advice_is_never_waited_for(house: House) -> None:
 
 def test_keys_in_changed_lines_are_masked() -> None:
     """Command lines stand in them."""
-    text = '{"diff": ["- cmd: engine --api-key s3cret --port 1", "+ cmd: engine --hf-token=abc"], "k": "client-key"}'
-    assert cleaned(text, ["client-key"]) == '{"diff": ["- cmd: engine --api-key *** --port 1", "+ cmd: engine --hf-token=***"], "k": "***"}'
+    assert cleaned("- cmd: engine --api-key s3cret --port 1", []) == "- cmd: engine --api-key *** --port 1"
+    assert cleaned("+ cmd: engine --hf-token=abc", []) == "+ cmd: engine --hf-token=***"
+    assert cleaned("+ cmd: env KEY=client-key engine -c 8192", ["client-key"]) == "+ cmd: env KEY=*** engine -c 8192"
+    assert cleaned("+ cmd: engine 1 --port 8081 -x 81", ["1", "81", ""]) == "+ cmd: engine *** --port 8081 -x ***"
 
 
 # ------------------------------------------------------------------------------------------------------------- speed

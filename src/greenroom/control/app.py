@@ -509,6 +509,7 @@ async def logs_response(request: web.Request, models: list[str], *, follow: bool
     """Text, one line each; followed as chunked text, or as server-sent events for a client that accepts those."""
     facade = request.app[FACADE]
     lines = 0 if "no-history" in request.query else int(number(request, "lines", LOG_LINES_DEFAULT, LOG_LINES_MAX))
+    lines = min(lines, max(1, LOG_LINES_MAX // max(1, len(models))))  # of all together
 
     def tail() -> list[str]:
         return [line for one in models for line in facade.log_tail(one, lines)] if lines else []

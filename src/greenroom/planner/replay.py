@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -225,6 +226,8 @@ def scene_of_trace(setup: Setup, text: str) -> Scene:
         try:
             at, model = float(row.get("time") or row["t"]), row["model"]
             service_s = float(row.get("service_s") or SERVICE_S)
+            if not (math.isfinite(at) and math.isfinite(service_s) and service_s >= 0):
+                raise ValueError("no time")
         except (KeyError, TypeError, ValueError):
             raise CannotReplay(f"line {line} is no arrival: a trace has the columns time, model and, if known, service_s") from None
         if model not in known:

@@ -10,7 +10,7 @@ import re
 import shlex
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -156,12 +156,13 @@ def thrashing(
     regrets = set(map(id, regrets_of(requests, swaps)))
     needs = needs_of(setup, transitions)
     stays = [row for row in transitions if row.ok]
+    there = _there_before(setup, requests, stays)
     found = []
     for device in sorted({device for swap in swaps for device in swap.devices}):
         here = [swap for swap in swaps if device in swap.devices and begin <= swap.at <= end]
         for circle in _circles(here):
             turns = [swap for swap in here if swap.model in circle and not circle.isdisjoint(swap.out)]
-            beside = _beside(stays, device, circle, turns)
+            beside = _beside(there.get(device, frozenset()), stays, device, circle, turns)
             one = _thrash(setup, device, circle, turns, requests, hours, needs, beside)
             if one is not None:
                 found.append(replace(one, regret=sum(id(swap) in regrets for swap in turns)))
@@ -231,10 +232,27 @@ def _thrash(
     )
 
 
-def _beside(transitions: Iterable[TransitionRow], device: str, circle: set[str], turns: Sequence[Swap]) -> set[str]:
+def _there_before(setup: Setup, requests: Iterable[RequestRow], transitions: Iterable[TransitionRow]) -> dict[str, set[str]]:
+    """Device -> models that were up before anything is told of them: their first request met them ready, and nothing had raised them."""
+    rose: dict[str, float] = {}
+    for row in transitions:
+        rose[row.model] = min(row.at, rose.get(row.model, row.at))
+    first: dict[str, RequestRow] = {}
+    for request in requests:
+        if request.model not in first or request.at < first[request.model].at:
+            first[request.model] = request
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for model in setup.models:
+        one = first.get(model.id)
+        if one is not None and one.start == "hot" and one.at < rose.get(model.id, float("inf")) and len(model.devices) == 1:
+            found[model.devices[0]].add(model.id)
+    return found
+
+
+def _beside(there: Set[str], transitions: Iterable[TransitionRow], device: str, circle: set[str], turns: Sequence[Swap]) -> set[str]:
     """Models that were there all the while: whoever is to stay must fit beside them."""
     since, until = turns[0].at, turns[-1].end
-    up: set[str] = set()
+    up = set(there) - circle
     for row in sorted(transitions, key=lambda row: row.at):
         if device not in row.devices or row.model in circle or row.at > until:
             continue

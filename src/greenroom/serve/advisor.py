@@ -104,15 +104,18 @@ class Advisor:
                     child.kill()
         if child.returncode or len(out) > BYTES_MAX:
             raise ValueError(f"it ended with {child.returncode}")
-        said: dict[str, Any] = json.loads(cleaned(out.decode("utf-8", "replace"), self._secrets()))
+        said: dict[str, Any] = json.loads(out)
+        for one in said.get("thrash", ()):
+            for fix in one["fixes"]:
+                fix["diff"] = [cleaned(line, self._secrets()) for line in fix["diff"]]
         return said
 
 
-def cleaned(text: str, secrets: Sequence[str]) -> str:
-    """Changed lines hold command lines, and those may hold keys."""
-    for secret in secrets:
-        text = text.replace(json.dumps(secret)[1:-1], "***")
-    return SECRET.sub(lambda found: found.group(1) + "***", text)
+def cleaned(line: str, secrets: Sequence[str]) -> str:
+    """Changed lines hold command lines, and those may hold keys; whole words only: a key may be as short as a number."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        line = re.sub(rf"(?<![\w-]){re.escape(secret)}(?![\w-])", "***", line) if secret else line
+    return SECRET.sub(lambda found: found.group(1) + "***", line)
 
 
 def main(path: str, seconds: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from greenroom.config.secrets import in_arguments
 from greenroom.control.facade import Result
 from greenroom.core.facts import State
 from greenroom.core.views import QueueView
@@ -66,7 +67,7 @@ class Lookout:
         shell = self._shell
         self._ribbon = Ribbon(lambda: shell.scheduler, shell.clock, self._capacities)
         self._advisor = Advisor(
-            ledger_path, self._commands, self._spawn, contexts=self._contexts, secrets=lambda: self.plan.config.api_keys
+            ledger_path, self._commands, self._spawn, contexts=self._contexts, secrets=self._secrets
         )
         self._run: int | None = None
         self._is_earlier_read = False
@@ -84,6 +85,10 @@ class Lookout:
 
     def _commands(self) -> dict[str, Sequence[str]]:
         return {model.id: model.argv for model in self.plan.config.models}
+
+    def _secrets(self) -> list[str]:
+        config = self.plan.config
+        return [*config.secrets, *(word for model in config.models for word in in_arguments(model.argv))]
 
     def _contexts(self) -> dict[str, Sequence[tuple[int, int]]]:
         """What smaller contexts would free, where a model's files tell."""
