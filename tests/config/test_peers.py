@@ -157,6 +157,8 @@ def test_warnings() -> None:
         "c:3: peers.box.proxy: its key, prompts and answers cross the network unprotected",
     ]
     assert len(config.warnings) == 3
+    assert load("  box: {proxy: http://h, models: [x], prefer: true}").warnings != ()
+    assert "stands beside overflow" in problem("  box: {proxy: http://h, models: [a], prefer: true, overflow: true}")
     assert load("  box: {proxy: 'http://127.0.0.1:1', apiKey: k-1234567, models: [b], overflow: true}").warnings == ()
 
 

@@ -13,7 +13,7 @@ from wsproto.events import BytesMessage, CloseConnection, TextMessage
 
 from greenroom.config.model import KeyConfig
 from greenroom.proxy import peer_probe
-from greenroom.proxy.admission import Refusal
+from greenroom.proxy.admission import ModelRoute, Refusal
 from greenroom.proxy.peer_door import Peers
 from greenroom.proxy.peer_probe import PeerWatch, Probe
 from tests.proxy.peer_world import (
@@ -32,7 +32,20 @@ from tests.proxy.peer_world import (
     never_ends_its_head,
     told,
 )
-from tests.proxy.relay_world import Answer, Engine, EngineSide, Seen, a_caller, answer_ok, get, on_asyncio, on_uvloop, post, until
+from tests.proxy.relay_world import (
+    Answer,
+    Engine,
+    EngineSide,
+    Seen,
+    a_caller,
+    a_catalog,
+    answer_ok,
+    get,
+    on_asyncio,
+    on_uvloop,
+    post,
+    until,
+)
 from tests.proxy.test_relay_tunnel import UPGRADE, Socket, echo
 
 
@@ -311,7 +324,7 @@ def test_a_peer_that_takes_no_body_is_left() -> None:
 
 def test_what_a_peer_says_of_its_own_host_is_not_said_of_ours() -> None:
     """Cookies, other addresses, orders to browsers."""
-    extra = "Set-Cookie: a=b\r\nAlt-Svc: h3=\":443\"\r\nStrict-Transport-Security: max-age=9\r\nClear-Site-Data: *\r\nX-Request-Id: 7\r\n"
+    extra = 'Set-Cookie: a=b\r\nAlt-Svc: h3=":443"\r\nStrict-Transport-Security: max-age=9\r\nClear-Site-Data: *\r\nX-Request-Id: 7\r\n'
     ours = "X-Greenroom-Model: other\r\nX-Greenroom-Peer: other\r\nAccess-Control-Allow-Origin: *\r\n"
 
     async def main() -> None:
@@ -630,6 +643,73 @@ def test_a_waiting_request_goes_to_a_peer_when_it_is_refused_at_last() -> None:
             assert raw.count(b"HTTP/1.1 200 OK") == 1
             assert raw.endswith(b"\r\ndata: one\n\ndata: [DONE]\n\n\r\n0\r\n\r\n")
             assert [len(engine.seen) for engine in far.engines] == [1, 1]
+
+    on_uvloop(main)
+
+
+def test_a_preferred_peer_is_asked_before_this_machine() -> None:
+    """Which serves when the peer cannot, with the body as its own engine wants it; the model stays this machine's."""
+
+    async def main() -> None:
+        route = ModelRoute("m", use_model_name="m-here", strip_params=("n",))
+        peers = [{"models": {"m": "m-there"}, "prefer": True}, {"models": {"m": "m-after"}, "overflow": True}]
+        async with a_far_world(by("p0"), by("p1"), peers=peers, catalog=a_catalog(m=route)) as far:
+            first = await ask(far, b'{"model":"m","n":1}')
+            assert (first.headers[b"x-greenroom-peer"], far.world.admissions.tickets) == (b"p0", [])
+            assert json.loads(far.engines[0].seen[0].body) == {"model": "m-there", "n": 1}
+
+            for reply in (told(503), dies, told(302), told(429)):
+                far.engines[0].reply = reply
+                answer = await ask(far, b'{"model":"m","n":1}')
+                assert (answer.status, answer.headers.get(b"x-greenroom-peer")) == (200, None)
+                assert json.loads(far.world.engine.seen[-1].body) == {"model": "m-here"}
+            assert [record.peer for record in far.world.hooks.records] == ["p0", "", "", "", ""]
+
+            far.world.admissions.refusal = BUSY
+            helped = await ask(far, b'{"model":"m","n":1}')
+            assert (helped.status, helped.headers[b"x-greenroom-peer"]) == (200, b"p1")
+            assert json.loads(far.engines[1].seen[0].body) == {"model": "m-after", "n": 1}
+            count = len(far.engines[0].seen)
+            assert (await ask(far, b'{"model":"m"}', extra="X-Greenroom-Hops: 1\r\n")).status == 429
+            assert len(far.engines[0].seen) == count  # one that came from a peer is answered here, or not
+
+    on_uvloop(main)
+
+
+def test_rerank_of_a_shared_model_speaks_the_dialect_of_who_answers() -> None:
+    """As it came to the peer, translated for the engine of this machine: both its tries of an unknown dialect."""
+
+    async def picky(seen: Seen, side: EngineSide) -> None:
+        if "texts" not in json.loads(seen.body):
+            await told(422)(seen, side)
+        else:
+            await told(200, body=b'[{"index":0,"score":0.5}]')(seen, side)
+
+    async def main() -> None:
+        body = b'{"model":"m","query":"q","documents":["d"]}'
+        async with a_far_world(told(503), peers=[{"models": ["m"], "prefer": True}]) as far:
+            far.world.engine.reply = picky
+            answer = await ask(far, body, target="/v1/rerank")
+            assert json.loads(answer.body)["results"][0]["index"] == 0
+            assert far.engines[0].seen[0].body == body
+            assert [seen.target for seen in far.world.engine.seen] == [b"/v1/rerank", b"/rerank"]
+
+    on_uvloop(main)
+
+
+def test_who_waits_here_after_its_peer_failed_is_told_so() -> None:
+    """Streaming clients get comments as ever."""
+
+    async def main() -> None:
+        peers = [{"models": ["m"], "prefer": True}]
+        async with a_far_world(dies, peers=peers, limits={"keepalive_after_s": 0.1}) as far:
+            far.world.admissions.hold = True
+            async with a_caller(far.world) as caller:
+                await caller.send(post(b'{"model":"m","stream":true}'))
+                await caller.read_until(b": loading")
+                far.world.admissions.admit(await far.world.admissions.ticket())
+                await far.world.engine.wait_seen(1)
+            await until(lambda: far.world.admissions.tickets[0].outcome is not None or far.world.hooks.records)
 
     on_uvloop(main)
 

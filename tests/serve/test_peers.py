@@ -130,6 +130,7 @@ def test_what_is_told_of_peers() -> None:
         "priority": 0,
         "weight": 1.0,
         "overflow": False,
+        "prefer": False,
         "in_flight": 0,
         "requests": 1,
         "failures": 1,

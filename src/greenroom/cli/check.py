@@ -276,7 +276,8 @@ def page(config: Config, needs: Sequence[ModelNeed], rooms: dict[str, int], plac
 def peer_lines(config: Config) -> list[str]:
     """Named, not called."""
     return [
-        f"peer {text.safe(peer.id)}  {text.safe(peer.url)}{'' if peer.key else ', no key'}{', overflow' if peer.overflow else ''}: "
+        f"peer {text.safe(peer.id)}  {text.safe(peer.url)}{'' if peer.key else ', no key'}"
+        + f"{', overflow' if peer.overflow else ', preferred' if peer.prefer else ''}: "
         + text.shortened([text.safe(here if here == there else f"{here} ({there})") for here, there in peer.models])
         for peer in config.peers
     ]

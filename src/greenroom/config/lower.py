@@ -166,6 +166,7 @@ def lower_peer(peer_id: str, peer: PeerSection, line: int) -> PeerConfig:
         priority=peer.priority,
         weight=peer.weight,
         overflow=peer.overflow,
+        prefer=peer.prefer,
         probe=None if peer.probe == "off" else peer.probe,
     )
 

@@ -187,6 +187,7 @@ class PeerConfig:
     priority: int = 0  # higher ones are asked first
     weight: float = 1.0  # share of the requests in flight among those of one priority
     overflow: bool = False  # also serves models of this machine, when that refuses a request
+    prefer: bool = False  # is asked before this machine for models that both have
     probe: str | None = "/health"  # None: never probed
 
 

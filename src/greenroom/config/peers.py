@@ -26,8 +26,11 @@ def check_peers(peers: Mapping[str, PeerSection], names: Mapping[str, str], repo
         if not _PEER_ID.fullmatch(peer_id):
             report.add(path, f"{quoted(peer_id)} cannot name a peer. Use up to 64 letters, digits, _ . and -.")
         _check_address(peer, path, report)
-        if peer.overflow and not any(name in names for name, _ in peer.models):
-            report.warn((*path, "overflow"), "has no effect: none of its models is one of this machine.")
+        for key, is_set in (("overflow", peer.overflow), ("prefer", peer.prefer)):
+            if is_set and not any(name in names for name, _ in peer.models):
+                report.warn((*path, key), "has no effect: none of its models is one of this machine.")
+        if peer.overflow and peer.prefer:
+            report.add((*path, "prefer"), "stands beside overflow. Keep one: prefer asks it before this machine, overflow after it.")
         for name, _ in peer.models:
             far[name] = name
             far[full_name(peer_id, name)] = full_name(peer_id, name)

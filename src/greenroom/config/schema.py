@@ -931,6 +931,7 @@ class PeerSection(_Lean):
     priority: PeerPriority = Field(default=0, description="Of several peers with a model, higher ones are asked first.")
     weight: Weight = Field(default=1.0, description="Its share of the requests in flight, among peers of one priority.")
     overflow: Flag = Field(default=False, description="It also serves models of this machine, when that refuses a request.")
+    prefer: Flag = Field(default=False, description="It is asked before this machine for models that both have.")
     probe: ProbePath = Field(default="/health", description="Asked every 15 s whether it is there; off: never.")
 
 

@@ -129,6 +129,7 @@ class Exchange(RequestBody):
         "told_tokens",
         "upgrade",
         "upstream",
+        "written_for",
     )
 
     def __init__(self, client: Client, method: bytes, headers: Headers, route: Route | None, http11: bool) -> None:
@@ -164,6 +165,7 @@ class Exchange(RequestBody):
         self.begun_at = client.loop.time()
         self.asked_at = self.admitted_at = self.heard_at = 0.0
         self.asked_name = ""
+        self.written_for: Far | None = None  # whose body `outgoing` gives; None: this machine's
         self.first_byte_s: float | None = None
         self.comment_at = inf
 
@@ -225,8 +227,8 @@ class Exchange(RequestBody):
         if holder.limit is not None and not self._counts(holder.load, holder.limit):
             return
         self.asked_at = self.client.loop.time()
-        if self.stream and model.keepalive and self.http11 and route.kind is _INFERENCE and self.method == b"POST":
-            self.comment_at = self.asked_at + self.client.server.limits.keepalive_after_s
+        if self.stream:
+            self._comment_soon(route, model)
         self.phase = _ASKING
         path = path_text(route.path)
         client = holder.name or self.client.peer
@@ -241,6 +243,11 @@ class Exchange(RequestBody):
             self.phase = _WAITING
         elif self.phase is _CONNECTING:
             self._connect()
+
+    def _comment_soon(self, route: Route, model: ModelRoute) -> None:
+        """A streaming client that has to wait is told for what."""
+        if model.keepalive and self.http11 and route.kind is _INFERENCE and self.method == b"POST":
+            self.comment_at = self.client.loop.time() + self.client.server.limits.keepalive_after_s
 
     def _counts(self, load: Load, limit: int) -> bool:
         """Count it among the requests of its key, unless there are too many."""
@@ -315,12 +322,17 @@ class Exchange(RequestBody):
         if was is not _ASKING:
             self._guarded(self._connect)
 
-    def _write_for(self, model: ModelRoute) -> None:
-        """The body as a peer wants it, whatever was made of it before; a peer reads every dialect itself."""
+    def _write_for(self, far: Far | None) -> None:
+        """The body as this one wants it, whatever was made of it for another; a peer reads every dialect itself."""
         self.source = self.plan = None
-        route = self.route
-        if route is not None and self.size and route.kind is _INFERENCE:
-            self.rewrite_plain(model, self.asked_name)
+        self.written_for = far
+        route, model = self.route, self.model
+        if route is None or model is None or not self.size or route.kind is not _INFERENCE:
+            return
+        if far is not None:
+            self.rewrite_plain(far.route, self.asked_name)
+        else:
+            self.rewrite(route, model, self.asked_name or model.id)
 
     def refused(self, refusal: Refusal) -> None:
         """Waiter: not now, or never."""
@@ -363,8 +375,8 @@ class Exchange(RequestBody):
     def _connect(self) -> None:
         key, grant = self.key, self.grant
         assert key is not None
-        if grant is not None and grant.far is not None:
-            self._write_for(grant.far.route)
+        if grant is not None and grant.far is not self.written_for:
+            self._write_for(grant.far)
         pool = self.client.server.pool
         upstream = None if self.upgrade or self.retried else pool.take(key)
         if upstream is None:
@@ -453,6 +465,8 @@ class Exchange(RequestBody):
         self.client.server.stats.returned += 1
         self.phase = _WAITING
         self.retried = True  # where it is admitted again it gets a fresh connection, and no further silent retry
+        if self.stream and self.route is not None and self.model is not None:
+            self._comment_soon(self.route, self.model)
         self.grant = self.key = None
         self.ticket.lost(why)
 

@@ -5,7 +5,8 @@
     plane.admissions, plane.catalog = door, peers.catalog(local_catalog)
 
 A request for a model of this machine goes to the local admissions.  Where these refuse it and a peer with `overflow`
-has the model, that one gets it.  Whom to ask is decided in `peers`, which is pure; this module keeps the books.
+has the model, that one gets it; a peer with `prefer` is asked before them.  Whom to ask is decided in `peers`, which is
+pure; this module keeps the books.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Peer:
     stall_s: float | None = 300.0
     priority: int = 0
     weight: float = 1.0
-    overflow: bool = False
+    overflow: bool = False  # asked after this machine has refused
+    prefer: bool = False  # asked before this machine
     probe: str | None = "/health"
     identity: str = ""  # changes with all that says who it is and how it is reached
 
@@ -135,7 +137,7 @@ class Peers:
                         models[name] = ModelRoute(name, owner=peer.id, is_remote=True, may_travel=True)
                         names[name] = name
                     targets.setdefault(name, []).append(target)
-                elif peer.overflow and all(one.peer is not peer for one in targets.get(here, ())):
+                elif (peer.overflow or peer.prefer) and all(one.peer is not peer for one in targets.get(here, ())):
                     targets.setdefault(here, []).append(target)
                     models[here] = replace(models[here], may_travel=True)
         self._targets = {model: tuple(found) for model, found in targets.items()}
@@ -150,6 +152,7 @@ class PeerVisit:
         "_asked",
         "_counted",
         "_door",
+        "_elsewhere",
         "_is_ended",
         "_is_judged",
         "_left",
@@ -161,8 +164,17 @@ class PeerVisit:
         "wish",
     )
 
-    def __init__(self, door: PeerDoor, wish: Wish, waiter: Waiter, targets: tuple[Target, ...], refusal: Refusal | None = None) -> None:
-        """`refusal`: of this machine, told where no peer helps."""
+    def __init__(
+        self,
+        door: PeerDoor,
+        wish: Wish,
+        waiter: Waiter,
+        targets: tuple[Target, ...],
+        refusal: Refusal | None = None,
+        elsewhere: Callable[[], None] | None = None,
+    ) -> None:
+        """`refusal`: of this machine, told where no peer helps.  `elsewhere`: who is asked where none does, in place of a refusal."""
+        self._elsewhere = elsewhere
         self._door, self.wish, self._waiter, self._refusal = door, wish, waiter, refusal
         self._left = list(targets)  # not asked yet
         self._asked = door.clock()
@@ -207,7 +219,12 @@ class PeerVisit:
         candidates = [target.candidate() for target in self._left]
         best = rules.order(candidates, now)
         if not best:
-            self._refuse(candidates, now)
+            if self._elsewhere is not None:
+                self._is_ended = True
+                door.open.pop(self._waiter.request, None)
+                self._elsewhere()
+            else:
+                self._refuse(candidates, now)
             return
         target = next(one for one in self._left if one.peer.id == best[0])
         self._left.remove(target)
@@ -274,7 +291,8 @@ class PeerVisit:
         return self._fails(target, self._door.clock(), f"nothing came from it for {limit_s:g} s", is_reached=True)
 
     def _is_another_left(self, now: float) -> bool:
-        return bool(rules.order([target.candidate() for target in self._left], now, again=True))
+        is_another = bool(rules.order([target.candidate() for target in self._left], now, again=True))
+        return is_another or self._elsewhere is not None
 
     def _works(self, target: Target, now: float) -> None:
         standing = target.standing
@@ -351,13 +369,32 @@ class PeerVisit:
 
 
 class Crossing:
-    """A request of a model that this machine and peers serve: Waiter of the one, Ticket of either."""
+    """A request of a model that this machine and peers serve: peers that are preferred, this machine, the others.
 
-    __slots__ = ("_door", "_targets", "_waiter", "_wish", "ticket")
+    It is the Waiter of this machine and the Ticket of them all.
+    """
+
+    __slots__ = ("_after", "_before", "_door", "_waiter", "_wish", "ticket")
 
     def __init__(self, door: PeerDoor, wish: Wish, waiter: Waiter, targets: tuple[Target, ...]) -> None:
-        self._door, self._wish, self._waiter, self._targets = door, wish, waiter, targets
+        self._door, self._wish, self._waiter = door, wish, waiter
+        self._before = tuple(target for target in targets if target.peer.prefer)
+        self._after = tuple(target for target in targets if not target.peer.prefer)
         self.ticket: Ticket | None = None
+
+    def begin(self) -> None:
+        if not self._before:
+            self._ask_here()
+            return
+        self._waiter.request = self._door.number()
+        self.ticket = visit = PeerVisit(self._door, self._wish, self._waiter, self._before, elsewhere=self._ask_here)
+        visit.begin()
+
+    def _ask_here(self) -> None:
+        self.ticket = None
+        ticket = self._door.local.ask(self._wish, self)
+        if self.ticket is None:  # else it was refused at once, and has gone on
+            self.ticket = ticket
 
     @property
     def request(self) -> int:
@@ -376,10 +413,10 @@ class Crossing:
         self._waiter.admitted(grant)
 
     def refused(self, refusal: Refusal) -> None:
-        if refusal.status not in OVERFLOWS or refusal.code in STAYS:
+        if not self._after or refusal.status not in OVERFLOWS or refusal.code in STAYS:
             self._waiter.refused(refusal)
             return
-        self.ticket = visit = PeerVisit(self._door, self._wish, self._waiter, self._targets, refusal)
+        self.ticket = visit = PeerVisit(self._door, self._wish, self._waiter, self._after, refusal)
         visit.begin()
 
     def cut(self, code: str, message: str) -> None:
@@ -433,9 +470,7 @@ class PeerDoor:
             if not targets or wish.hops:
                 return self.local.ask(wish, waiter)
             crossing = Crossing(self, wish, waiter, targets)
-            ticket = self.local.ask(wish, crossing)
-            if crossing.ticket is None:
-                crossing.ticket = ticket
+            crossing.begin()
             return crossing
         waiter.request = self.number()
         visit = PeerVisit(self, wish, waiter, targets)

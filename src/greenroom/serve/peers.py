@@ -59,6 +59,7 @@ def peer_of(config: Config, peer: PeerConfig) -> Peer:
         priority=peer.priority,
         weight=peer.weight,
         overflow=peer.overflow,
+        prefer=peer.prefer,
         probe=peer.probe,
         identity=hashlib.sha256(repr((peer.url, peer.key, peer.tls_ca)).encode()).hexdigest(),
     )
@@ -115,6 +116,7 @@ class PeersShown:
             "priority": peer.priority,
             "weight": peer.weight,
             "overflow": peer.overflow,
+            "prefer": peer.prefer,
             "in_flight": standing.in_flight,
             "requests": standing.requests,
             "failures": standing.failures,
