@@ -182,6 +182,7 @@ def _peer(peer: PeerConfig) -> dict[str, Any]:
     _put(out, "priority", peer.priority, 0)
     _put(out, "weight", peer.weight, 1.0)
     _put(out, "overflow", peer.overflow, False)
+    _put(out, "prefer", peer.prefer, False)
     out["probe"] = peer.probe or "off"
     return out
 
