@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.validators import tool
 
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\", '"': '"', "'": "'", "s": " "}
+_BLANKS = " \t\n\r"
 _FLAGS = frozenset({"--replace", "--rm", "-d", "--init", "--read-only", "--read-only-tmpfs"})
 
 Unit = list[tuple[str, str, str]]  # section, key, value
@@ -22,7 +23,7 @@ def parse(text: str) -> Unit:
     """All keys of a unit, in order; AssertionError for a line that is none."""
     out: Unit = []
     section = ""
-    for line in text.splitlines():
+    for line in text.split("\n"):  # as systemd does: other line ends of Unicode are plain characters to it
         if not line.strip() or line.startswith(("#", ";")):
             continue
         if line.startswith("["):
@@ -49,11 +50,11 @@ def words(text: str, specifiers: Mapping[str, str] | None = None) -> list[str]:
     out: list[str] = []
     at = 0
     while at < len(text):
-        if text[at].isspace():
+        if text[at] in _BLANKS:
             at += 1
             continue
         word, quote = "", ""
-        while at < len(text) and (quote or not text[at].isspace()):
+        while at < len(text) and (quote or text[at] not in _BLANKS):
             char = text[at]
             if char == "\\":
                 piece, at = _escape(text, at + 1)

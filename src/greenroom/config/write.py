@@ -88,7 +88,7 @@ def document_of(config: Config) -> dict[str, Any]:
     _put(top, "groups", {group.id: _group(group) for group in config.groups}, {})
     if config.preload:
         top["hooks"] = {"on_startup": {"preload": list(config.preload)}}
-    if config.upstream_ignore_paths != IGNORED_PATHS_DEFAULT:
+    if config.upstream_ignore_paths not in ((), IGNORED_PATHS_DEFAULT):  # an empty list would mean the default
         top["upstream"] = {"ignorePaths": list(config.upstream_ignore_paths)}
     _put(top, "scheduling", {name: "off" if value is None else value for name, value in config.policy.items()}, {})
     _put(top, "limits", dict(config.limits), {})

@@ -13,7 +13,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarStri
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*(?: [A-Za-z0-9_./-]+)*", re.ASCII)
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "none", "nan", "inf"})  # YAML 1.1 takes some for others
-_BLOCK = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f\u2028\u2029\ufeff\ufffe\uffff\r\t]*")
+_BLOCK = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\r\t]*")
 
 
 def dump(value: object, *, comments: Iterable[str] = ()) -> str:

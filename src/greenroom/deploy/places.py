@@ -161,4 +161,4 @@ def _is_in(path: str, folders: Sequence[str]) -> bool:
 
 
 def _safe(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", name)[-NAME_CHARS_MAX:].lstrip("-") or "file"
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", name)[-NAME_CHARS_MAX:].lstrip("-.") or "file"

@@ -97,10 +97,13 @@ def _steps(intent: Intent, workload: Workload, rootful: bool) -> tuple[str, ...]
 
 
 def _command(workload: Workload) -> Lines:
+    argv = workload.argv
     if not workload.args_entrypoint:
-        return [f"Exec={escape.words(workload.argv)}"]
-    rest = [f"Exec={escape.words(workload.argv[1:])}"] if len(workload.argv) > 1 else []
-    return [f"Entrypoint={_whole(workload.argv[0])}", *rest]
+        return [f"Exec={escape.words(argv)}"]
+    if "" in argv:  # quadlet drops an empty word and all that follow it, without a complaint
+        argv = ("/bin/sh", "-c", f"exec {shlex.join(argv)}")
+    rest = [f"Exec={escape.words(argv[1:])}"] if len(argv) > 1 else []
+    return [f"Entrypoint={_whole(argv[0])}", *rest]
 
 
 def _port(intent: Intent, workload: Workload) -> str:
