@@ -36,6 +36,7 @@ class Stand:
         self.key = ""  # "" = none is needed
         self.older = False
         self._readers: set[asyncio.Queue[Json]] = set()
+        self.logs_open = 0
         self._runner: web.AppRunner | None = None
         self.port = 0
 
@@ -199,13 +200,16 @@ class Stand:
             "GET /health 200", "engine: 4 running, 0 waiting, KV cache 38 %", "POST /v1/chat/completions 200 in 3.8 s",
             "\x1b[31mgeneration throughput 237 tok/s\x1b[0m, prefix hits 64 %", "<b>not bold</b>",
         ]  # fmt: skip
+        self.logs_open += 1
         try:
             for i in range(60):
                 await response.write(f"data: {json.dumps({'line': f'12:03:{i:02} {lines[i % len(lines)]}'})}\n\n".encode())
-            while self._runner is not None:  # noqa: ASYNC110 - the log stays open until the server goes
-                await asyncio.sleep(0.1)
+            while self._runner is not None and not (request.transport is None or request.transport.is_closing()):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)  # the log stays open until one of the two goes
         except ConnectionError:
             pass
+        finally:
+            self.logs_open -= 1
         return response
 
     # ------------------------------------------------------------------------------------------------ /v1

@@ -131,6 +131,33 @@ async def test_the_heap_stays_as_large_through_thousands_of_updates(visit: Open,
         assert await nodes() < elements + 200
 
 
+HIDE = """at => {
+  Object.defineProperty(document, 'hidden', {value: at, configurable: true});
+  document.dispatchEvent(new Event('visibilitychange'));
+}"""
+
+
+async def test_a_tab_that_nobody_looks_at_gives_its_connections_back(visit: Open) -> None:
+    """A browser has six for a server: those of forgotten tabs are missing in the one that is looked at."""
+    async with Stand(scenes.turns) as stand, visit(stand.url, "model/agent-32b", script=SOONER) as page:
+        await page.locator("#log div", has_text="not bold").first.wait_for()
+        assert (stand.logs_open, len(stand._readers)) == (1, 1)
+        await page.evaluate(HIDE, True)
+        async with asyncio.timeout(10):
+            while stand.logs_open or stand._readers:
+                stand.tell("agent-32b", "note", "is anybody there")  # a write is how a server notices
+                await asyncio.sleep(0.05)
+        await page.evaluate(HIDE, False)
+        async with asyncio.timeout(10):
+            while not (stand.logs_open and stand._readers):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        await page.get_by_text("following").wait_for()
+
+
+# A minute is over in a second.
+SOONER = "const wait = window.setTimeout; window.setTimeout = (act, ms, ...more) => wait(act, ms >= 60000 ? 1000 : ms, ...more);"
+
+
 # ----------------------------------------------------------------------------------------------------- colours, size
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import time
@@ -44,7 +45,8 @@ def story(told: dict[str, Any], now_unix_s: float, width: int | None = None) -> 
     past = [one for one in told["story"] if not one.get("now")]
     present = [f"Now: {text.safe(one['text'])}" for one in told["story"] if one.get("now")]
     if told["sleep_off"]:
-        present.insert(0, f"It stops instead of sleeping: {text.safe(told['sleep_off'])}. `greenroom sleep {name}` tries again.")
+        again = text.safe(shlex.quote(told["model"]))
+        present.insert(0, f"It stops instead of sleeping: {text.safe(told['sleep_off'])}. `greenroom sleep {again}` tries again.")
     if not past:
         return [f"{name} is {state}; nothing has happened to it since greenroom started.", *present]
     last_s = now_unix_s - past[-1]["at"]

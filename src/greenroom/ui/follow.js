@@ -6,10 +6,30 @@ import {put, ui} from './store.js';
 const LINES_MAX = 1000;
 const HISTORY = 300;
 const RETRY_MS = 3000;
+const HIDDEN_MS = 60_000; // nobody looks: the connection is given back, and taken up again with the first look
 const PUT_MS = 200; // lines come in bursts; the page is painted now and then
 
 let now = null; // {id, lines, stop, note}
 let timer = 0;
+let hiddenTimer = 0;
+
+document.addEventListener('visibilitychange', () => {
+  clearTimeout(hiddenTimer);
+  if (document.hidden) hiddenTimer = setTimeout(rest, HIDDEN_MS);
+  else if (now?.isResting) wake(now);
+});
+
+function rest() {
+  if (!now || now.isResting) return;
+  now.stop.abort();
+  clearTimeout(now.again);
+  now.isResting = true;
+}
+
+function wake(mine) {
+  Object.assign(mine, {isResting: false, stop: new AbortController(), note: 'reading'});
+  follow(mine);
+}
 
 export function logOf(id) {
   if (now?.id !== id) open(id);
@@ -30,8 +50,9 @@ function open(id) {
 }
 
 async function follow(mine) {
+  const {signal} = mine.stop;
   try {
-    const response = await call(path(mine.id, `/logs?follow=1&lines=${HISTORY}`), {signal: mine.stop.signal, headers: {Accept: 'text/event-stream'}});
+    const response = await call(path(mine.id, `/logs?follow=1&lines=${HISTORY}`), {signal, headers: {Accept: 'text/event-stream'}});
     mine.lines = [];
     mine.note = 'following';
     soon();
@@ -46,11 +67,11 @@ async function follow(mine) {
     }
     mine.note = 'ended';
   } catch (error) {
-    if (mine.stop.signal.aborted) return;
+    if (signal.aborted) return;
     mine.note = `not readable: ${error.message}`;
   }
   soon();
-  if (mine === now) mine.again = setTimeout(() => follow(mine), RETRY_MS);
+  if (mine === now && !mine.isResting) mine.again = setTimeout(() => follow(mine), RETRY_MS);
 }
 
 function soon() {
