@@ -22,27 +22,17 @@ import pytest
 
 from greenroom.config.load import load_config
 from greenroom.proxy.limits import Limits
+from tests import documents
+from tests.documents import Block
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(
-    r"^<!-- (?P<mark>[a-z]+)(?:: (?P<argument>[^\n]+?))? -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
-)
 README_PORT = "8080"
 UP_S_MAX = 60.0
 COMMAND_S_MAX = 110.0
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    mark: str
-    argument: str
-    text: str
-
-
 def blocks(*marks: str) -> list[Block]:
-    found = BLOCK.finditer((ROOT / "README.md").read_text(encoding="utf-8"))
-    every = [Block(match["mark"], (match["argument"] or "").strip('"'), match["text"]) for match in found]
-    return [block for block in every if block.mark in marks]
+    return [block for block in documents.blocks(ROOT / "README.md") if block.mark in marks]
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +61,7 @@ class Shell:
     def environment(self) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '/usr/bin:/bin')}"  # what `. .venv/bin/activate` does
         own = {"GREENROOM_URL": f"http://127.0.0.1:{self.port}", "XDG_STATE_HOME": str(self.folder / "state")}
+        own["GREENROOM_MODELS"] = str(self.folder / "store")
         return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1", **own}
 
     def line(self, text: str) -> str:
