@@ -906,6 +906,24 @@ def test_probes_find_a_peer_that_is_gone_and_back(reply: Any) -> None:
     on_uvloop(main)
 
 
+def test_a_peer_in_doubt_is_probed_sooner() -> None:
+    """After its first failure every 2 s, until it is down; then every 15 s again."""
+
+    async def main() -> None:
+        async with a_far_world(dies) as far:
+            watch = PeerWatch(far.door, far.world.server.pool)
+            real, late = far.door.clock, [0.0]
+            far.door.clock = lambda: real() + late[0]
+            counts = []
+            for later_s in (0.0, 1.0, 1.1, 2.1, 2.1, 10.0, 3.0):
+                late[0] += later_s
+                await probed(far, watch)
+                counts.append(len(far.engines[0].seen))
+            assert counts == [1, 1, 2, 3, 3, 3, 4]
+
+    on_uvloop(main)
+
+
 def test_a_probe_that_gets_no_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """After its time, with its connection; one that is fed without end as well."""
 

@@ -20,7 +20,8 @@ from .upstream import Pool, Upstream
 
 log = logging.getLogger("greenroom")
 
-PROBE_EVERY_S: Final = 15.0  # of each peer, at most
+PROBE_EVERY_S: Final = 15.0  # each peer is asked once in this time ...
+PROBE_SOON_S: Final = 2.0  # ... but so soon after a failure, until it is known to be up or down
 PROBE_S_MAX: Final = 5.0  # for the whole answer
 PROBE_BYTES_MAX: Final = 64 * 1024  # read of it
 TICK_S: Final = 0.5
@@ -131,7 +132,9 @@ class PeerWatch:
             self._tell(peer, standing)
             heard_at = standing.heard_at if standing.is_up and not standing.health.failures else None
             latest = max(self._asked_at.get(peer.id, -self._every_s + now), heard_at if heard_at is not None else -1e18)
-            if peer.probe is None or peer.id in busy or now - latest < self._every_s:
+            is_in_doubt = standing.is_up and standing.health.failures > 0
+            every_s = min(PROBE_SOON_S, self._every_s) if is_in_doubt else self._every_s
+            if peer.probe is None or peer.id in busy or now - latest < every_s:
                 continue
             self._asked_at[peer.id] = now
             self._running.append(Probe(self._pool, peer, now + PROBE_S_MAX))
