@@ -227,7 +227,9 @@ def test_an_engine_without_greenroom_fetches_its_model_itself(reference: str, en
 @pytest.mark.parametrize(
     ("entry", "options", "message"),
     [
-        ({"cmd": "docker run --rm -p ${PORT}:8000 vllm/vllm-openai --model x"}, {}, "calls a container runtime itself"),
+        ({"cmd": "docker run -p ${PORT}:80 vllm/vllm-openai --model x"}, {"mode": "greenroom"}, "calls a container runtime itself"),
+        ({"cmd": "docker run --rm vllm/vllm-openai --model x ${PORT}"}, {}, "cannot be taken apart"),
+        ({"cmd": "docker run -p ${PORT}:80 lmsysorg/sglang --api-key sk-1234"}, {}, "takes from no variable"),
         ({"cmd": "llama-server -m ${MODEL_PATH} --port ${PORT}", "model": "ollama://x"}, {}, "--mode greenroom"),
         ({"cmd": "llama-server -m /m.gguf --port ${PORT}"}, {"listen": "0.0.0.0:8080"}, "m has no key of its own"),
         ({"cmd": "llama-server -m /m.gguf --port ${PORT}"}, {"listen": "0.0.0.0:8080", "mode": "greenroom"}, "no API keys"),
@@ -301,3 +303,25 @@ def test_the_image_holds_the_engines_that_are_used() -> None:
     assert "FROM r/own:1\n" in text_of(["llama_server"], "cpu", {"llama_server": "r/own:1"})
     assert "sglang does not fit beside vllm" in text_of(["vllm", "sglang"], "nvidia", {})
     assert build(sets.config(1), target="cpu", options=Options(image="r/greenroom:1")).builds == ""
+
+
+def test_a_docker_command_is_taken_apart() -> None:
+    """What people wrote for docker becomes a workload of its own: image, arguments, ports, mounts, devices, variables."""
+    command = (
+        "docker run --rm --name x --gpus '\"device=0,2\"' --ipc=host -p127.0.0.1:${PORT}:8000 -v /srv/hub:/root/.cache/huggingface "
+        "-v /srv/t.jinja:/t.jinja:ro -e HF_TOKEN -e HF_HUB_OFFLINE=1 --ulimit memlock=-1 vllm/vllm-openai:v0.11.0 --model org/m -tp 2"
+    )
+    config = load_config_text(dump({"startPort": 7100, "models": {"m": {"cmd": command, "healthCheckTimeout": 500}}}), env={})
+    intent = build(config, mode="engines", target="nvidia")
+    (workload,) = intent.workloads
+    assert (workload.image, workload.args_entrypoint, workload.port, workload.host_port) == ("vllm/vllm-openai:v0.11.0", False, 8000, 7100)
+    assert workload.argv == ("--model", "org/m", "-tp", "2", "--served-model-name", "m")
+    assert (workload.share.count, workload.share.devices, workload.shm_mib) == (2, ("0", "2"), 8192)
+    assert {mount.target: (mount.source, mount.read_only) for mount in workload.mounts} == {
+        "/root/.cache/huggingface": ("/srv/hub", False),
+        "/t.jinja": ("/srv/t.jinja", True),
+    }
+    assert (workload.env, workload.secret_env) == ((("HF_HUB_OFFLINE", "1"),), (("HF_TOKEN", "HF_TOKEN"),))
+    assert workload.ready is not None
+    assert (workload.ready.port, workload.ready.start_s) == (8000, 500.0)
+    assert intent.notes == ("m: of its `docker run` these are not carried over: --ulimit.",)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from greenroom.config import secrets, write
 from greenroom.config.model import Config, ContainerConfig, KeyConfig, ModelConfig
-from greenroom.deploy import containerfile, images
+from greenroom.deploy import containerfile, docker_run, images
 from greenroom.deploy.intent import TARGETS, Intent, Mount, Probe, Share, Workload
 from greenroom.deploy.names import label, labels
 from greenroom.deploy.places import CACHE_VARIABLES, Places
@@ -251,7 +251,8 @@ class _Builder:
     def _engine(self, model: ModelConfig, name: str, port: int, host_port: int) -> Workload:
         model = replace(model, sleep="off", sleep_calls=None)  # nobody is there to put it to sleep; its control routes stay shut
         engine = _inner(model)
-        self._refuse_client(model, engine)
+        if engine.command.client:
+            return self._client(model, engine, name, host_port)
         image = self._image(model, engine)
         model, fetched = self._fetched(model, engine)
         places = Places(inside=tuple(mount.target for mount in fetched))
@@ -263,7 +264,12 @@ class _Builder:
         places.environment(env)
         argv, secret_argv = self._without_secrets(model, engine, argv)
         secret_env = {**secret_argv, **{key: self.vault.keys[value] for key, value in env if value in self.vault.keys and _is_secret(key)}}
-        mounts = (*fetched, *(_volume_mounts(model.container) if model.container else ()), *places.mounts(), *self._caches(engine, env))
+        mounts = (
+            *fetched,
+            *(_volume_mounts(model.container.volumes) if model.container else ()),
+            *places.mounts(),
+            *self._caches(engine, env),
+        )
         env = tuple((key, value) for key, value in env if key not in secret_env)
         ready = engine.readiness()
         probe = Probe(f"{ready.base_path}{ready.path}" if ready.path is not None else "", port, model.start_s_max)
@@ -282,6 +288,59 @@ class _Builder:
             live=probe,
             ready=probe,
             stop_s=model.stop_s_max,
+            aliases=model.aliases,
+            source=model,
+            gpu_mib=self.options.gpu_mib.get(model.id, model.memory_mib if share.count else None),
+            host_port=host_port,
+            kind=engine.kind,
+            tcp_only=ready.path is None,
+        )
+
+    def _client(self, model: ModelConfig, engine: Generic, name: str, host_port: int) -> Workload:
+        """One whose command is `docker run …`: the same image with the same arguments, started by its own entry point."""
+        run = docker_run.parse(model.argv)
+        inside = 0 if run is None else host_port if run.host_network else run.port_inside(PORT_MACRO) or run.port_inside(str(host_port))
+        if run is None or not inside:
+            raise BuildError(
+                f"{model.id}: its `cmd` calls a container runtime in a way that cannot be taken apart (no -p ${{PORT}}:PORT is seen); "
+                "write the image under `container` and the engine's own command in `cmd`"
+            )
+        if run.left:
+            self.notes.append(f"{model.id}: of its `{run.runtime} run` these are not carried over: {', '.join(dict.fromkeys(run.left))}.")
+        share = self._share(model, engine)
+        if share.count and not self.options.gpus:
+            named = run.gpus or share.devices
+            share = replace(share, devices=named, count=max(len(run.gpus), run.gpu_count) or share.count)
+        given = dict(model.env)
+        env = {name: given.get(name, "") if value is None else value for name, value in run.env.items()}
+        env = {name: value.replace(PORT_MACRO, str(host_port)) for name, value in env.items()}
+        args = tuple(word.replace(PORT_MACRO, str(host_port)) for word in run.args)
+        args = (*args, *self._served_names(model, engine, args))
+        argv, secret_argv = self._without_secrets(model, engine, (*((run.entrypoint,) if run.entrypoint else ()), *args))
+        if argv[:1] == ("/bin/sh",):
+            raise BuildError(f"{model.id}: its arguments hold a secret that its engine takes from no variable; write it under `env`")
+        # A variable that is only named comes from whoever starts it: its value is not this file's business.
+        told = {name: self.vault.keys[value] for name, value in env.items() if value in self.vault.keys and _is_secret(name)}
+        absent = {name: name for name, value in run.env.items() if value is None and name not in given}
+        hidden = {**secret_argv, **told, **absent}
+        ready = engine.readiness()
+        probe = Probe(f"{ready.base_path}{ready.path}" if ready.path is not None else "", inside, model.start_s_max)
+        return Workload(
+            name=name,
+            model=model.id,
+            image=self.options.engine_images.get(model.id) or run.image,
+            argv=argv,
+            port=inside,
+            env=tuple((name, value) for name, value in env.items() if name not in hidden),
+            secret_env=tuple(sorted(hidden.items())),
+            mounts=_volume_mounts(run.volumes),
+            share=share,
+            memory_mib=_host_memory(model, share),
+            shm_mib=run.shm_mib or self._shm((model,)),
+            live=probe,
+            ready=probe,
+            stop_s=model.stop_s_max,
+            args_entrypoint=bool(run.entrypoint),
             aliases=model.aliases,
             source=model,
             gpu_mib=self.options.gpu_mib.get(model.id, model.memory_mib if share.count else None),
@@ -509,7 +568,7 @@ class _Builder:
         if engine.command.client and not self.options.bare:
             raise BuildError(
                 f"{model.id}: its `cmd` calls a container runtime itself, which does not work inside a container; "
-                "write the image under `container` and the engine's own command in `cmd`, or generate systemd"
+                "write the image under `container` and the engine's own command in `cmd`, or take --mode engines, or generate systemd"
             )
 
     def _script(self, model: ModelConfig, places: Places) -> tuple[str, ...]:
@@ -678,10 +737,10 @@ def _container_env(container: ContainerConfig, env: Sequence[tuple[str, str]]) -
     return tuple(found)
 
 
-def _volume_mounts(container: ContainerConfig) -> tuple[Mount, ...]:
+def _volume_mounts(volumes: Sequence[str]) -> tuple[Mount, ...]:
     """Volumes as the operator wrote them."""
     out = []
-    for volume in container.volumes:
+    for volume in volumes:
         source, _, rest = volume.partition(":")
         target, _, options = (rest or source).partition(":")
         is_path = source.startswith(("/", "~", "."))
