@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import random
@@ -130,6 +131,7 @@ class TestPull:
         with pytest.raises(Damaged, match=words):
             into(library, remote(ONE, ("m.gguf", data)), {digest(data): data})
         assert library.all() == ()
+        assert files_in(library.root) == []
 
     def test_broken_safetensors_are_not_published(self, library: Library):
         data = safetensors()[:-3]
@@ -408,7 +410,6 @@ class TestAdopt:
         with pytest.raises(StoreError):
             library.adopt(parse(str(tmp_path / name)))
         assert library.all() == ()
-        library.gc()
         assert files_in(library.root) == []
 
     def test_missing_parts(self, tmp_path: Path, library: Library):
@@ -457,6 +458,26 @@ class TestDisk:
         with pytest.raises(NoRoom, match="free"):
             library.adopt(parse(str(tmp_path / "m.gguf")))
         assert files_in(library.root) == []
+
+    def test_an_image_that_fits_packed_but_not_unpacked(self, small_disk: Path):
+        """Its layer is here, what is in it does not fit: nothing of either is left."""
+        from greenroom.store.layouts import OCI_MANIFEST
+
+        from .models import descriptor
+        from .test_tars import archive
+
+        library = Library(small_disk / "store")
+        stored = into(library, remote(), BLOBS)
+        layer = gzip.compress(archive(("models/m.gguf", gguf(900_000)[:-800_000] + bytes(800_000))))
+        config = json.dumps({"config": {"Labels": {"org.containers.type": "ai.image.model.raw"}}}).encode()
+        head = descriptor(config, "application/vnd.oci.image.config.v1+json")
+        entry = descriptor(layer, "application/vnd.oci.image.layer.v1.tar+gzip")
+        manifest = json.dumps({"schemaVersion": 2, "mediaType": OCI_MANIFEST, "config": head, "layers": [entry]}).encode()
+        before = files_in(library.root)
+        with pytest.raises((NoRoom, Refused), match=r"is full|unpacks to more"):
+            into(library, read_manifest(TWO, manifest, config), {digest(layer): layer})
+        assert files_in(library.root) == before
+        assert library.verify(stored) == ()
 
     def test_several_writers_meet_a_full_disk(self, small_disk: Path):
         """All of them are told; nothing is left, and the next one may begin."""

@@ -20,14 +20,15 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .facts import Damaged, Description, ModelFile, NotFound, Reference, Refused, Remote, Stored, StoreError
+from .facts import Damaged, Description, ModelFile, NoRoom, NotFound, Reference, Refused, Remote, Stored, StoreError
 from .gguf_files import examine, local_files
 from .layouts import is_archive
-from .locks import Lock
+from .locks import Lock, is_held
 from .partial import About, Partial, recorded_bytes, remove_parts
 from .paths import safe_path
 from .placing import FULL, need_room, no_room, place, remove_tree, same_disk, sync_folder, take, write_whole
@@ -40,6 +41,7 @@ READ_BYTES = 4 << 20
 CARD_BYTES_MAX = 16 << 20
 PREFIX_CHARS_MIN = 6  # of a digest that stands for a model
 STALE_S = 7 * 86400.0  # a partial blob that nobody has touched for so long is not resumed
+SYNC_THREADS = 8
 VERSION = 1  # of model.json
 
 
@@ -144,17 +146,11 @@ class Library:
             about = _about(path)
             if about is None:
                 continue
-            lock, active = None, False
-            with contextlib.suppress(OSError):  # nobody fetches into a store that is read-only
-                if base.with_name(f"{base.name}.lock").exists():
-                    lock = self._attempt(base)
-                    active = lock is None
+            active = is_held(base.with_name(f"{base.name}.lock"))
             with contextlib.suppress(OSError):
                 touched = max(path.stat().st_mtime, base.with_name(f"{base.name}.journal").stat().st_mtime)
                 done = recorded_bytes(base.with_name(f"{base.name}.journal"), about.size)
                 found.append(Unfinished(about.reference, about.file, done, about.size, active, touched, base.name))
-            if lock is not None:
-                lock.close()
         return tuple(found)
 
     def blob(self, digest: str) -> Path:
@@ -203,13 +199,13 @@ class Library:
             work = self._begin(set())
         except OSError as exc:
             raise StoreError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+        pulling = Pulling(self, Remote(reference, "", "files", files), work)
         try:
-            remote = Remote(reference, "", "files", files)
-            pulling = Pulling(self, remote, work)
             for file, (_, source) in zip(files, sources, strict=True):
                 pulling.bring(file, source.resolve(), link=link)
             return pulling.publish(now=now())
         except OSError as exc:
+            pulling.abandon()
             if exc.errno in FULL:
                 raise no_room(self.root, copied) from exc
             raise StoreError(f"{path} cannot be taken in: {exc.strerror or exc}") from exc
@@ -355,6 +351,7 @@ class Library:
 
     def _begin(self, digests: set[str]) -> Work:
         with self._changing():
+            self._sweep_work(dry=False)  # an image that was being unpacked may have left gigabytes
             folder = self.root / "work" / os.urandom(8).hex()
             folder.mkdir()
             lease = Lock.attempt(folder / "lease")
@@ -372,9 +369,7 @@ class Library:
         have = {file.digest for path in (self.root / "models").iterdir() for file in _card_files(path)}
         needed: set[str] = set()
         for folder in (self.root / "work").iterdir():
-            lease = Lock.attempt(folder / "lease") if folder.is_dir() and (folder / "lease").exists() else None
-            if lease is not None:
-                lease.close()
+            if not is_held(folder / "lease"):
                 continue
             with contextlib.suppress(OSError, ValueError):
                 needed.update(str(item) for item in json.loads((folder / "needs.json").read_bytes()))
@@ -438,14 +433,11 @@ class Library:
     def _sweep_work(self, *, dry: bool) -> Swept:
         swept = Swept()
         for folder in sorted((self.root / "work").iterdir()):
-            lease = Lock.attempt(folder / "lease") if (folder / "lease").exists() else None
-            if lease is None and (folder / "lease").exists():
+            if is_held(folder / "lease"):
                 continue
             swept += Swept((f"what a killed process left ({folder.name})",), sum(_own_bytes(path) for path in folder.rglob("*")))
             if not dry:
                 remove_tree(folder)
-            if lease is not None:
-                lease.close()
         return swept
 
     def _sweep_partial(self, part: Unfinished, *, dry: bool) -> Swept:
@@ -544,6 +536,7 @@ class Pulling:
         self.remote = remote
         self._work = work
         self._digests: dict[str, str] = {}  # of files whose manifest did not tell
+        self._unpacked_digests: set[str] = set()
 
     def wanted(self) -> tuple[ModelFile, ...]:
         """What is still to be fetched, each blob once."""
@@ -608,19 +601,35 @@ class Pulling:
         return digest
 
     def publish(self, *, signed_by: str = "", now: float | None = None) -> Stored:
-        """Put the model together and name it; all blobs must be here.  Raises Damaged, Refused, NoRoom; nothing is left then."""
+        """Put the model together and name it; all blobs must be here.
+
+        Raises Damaged, Refused, NotFound (no model in it), NoRoom: nothing is left then, but what other models need.
+        """
         try:
-            return self._publish(signed_by or self.remote.signed_by, time.time() if now is None else now)
+            if self.wanted():
+                raise StoreError(f"{self.wanted()[0].path} of {self.remote.reference} is not here yet: pull again")
+            return self._published(signed_by or self.remote.signed_by, time.time() if now is None else now)
+        except (Damaged, Refused, NotFound, NoRoom):
+            self.abandon()
+            raise
+
+    def _published(self, signed_by: str, now: float) -> Stored:
+        try:
+            return self._publish(signed_by, now)
         except OSError as exc:
             if exc.errno in FULL:
                 raise no_room(self.library.root, self.remote.size) from exc
             raise StoreError(f"{self.remote.reference} cannot be kept in {self.library.root}: {exc.strerror or exc}") from exc
 
+    def abandon(self) -> None:
+        """Take away what came for this model and nobody else needs; the work ends with it."""
+        self._work.close()
+        with contextlib.suppress(StoreError), self.library._changing():
+            mine = {file.digest for file in self.remote.files} | set(self._digests.values()) | self._unpacked_digests
+            self.library._sweep_blobs(dry=False, only=mine - {""})
+
     def _publish(self, signed_by: str, now: float) -> Stored:
         files = [replace(file, digest=file.digest or self._digests.get(file.path, "")) for file in self.remote.files]
-        for file in files:
-            if not self.library.has(file):
-                raise StoreError(f"{file.path} of {self.remote.reference} is not here yet: pull again")
         build = self._work.folder / "model"
         (build / "files").mkdir(parents=True)
         archives = [file for file in files if is_archive(file)]
@@ -668,6 +677,7 @@ class Pulling:
         found = unpack([self.library.blob(file.digest) for file in archives], folder, image=self.remote.layout == "image")
         for file in found:
             self._keep(folder / file.blob, file.digest)
+            self._unpacked_digests.add(file.digest)
         names = {file.path for file in others}
         return others + [replace(file, blob="") for file in found if file.path not in names]
 
@@ -817,13 +827,15 @@ def _own_bytes(path: Path) -> int:
 
 
 def _sync_tree(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            sync_folder(path)
-        elif path.parent == folder:
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-    sync_folder(folder)
+    """Folders and cards, all at once: the file system makes one commit of it.  The files themselves are on the disk since they came."""
+    paths = [folder, *(path for path in folder.rglob("*") if path.is_dir() or path.parent == folder)]
+    with ThreadPoolExecutor(SYNC_THREADS) as threads:
+        list(threads.map(_sync, paths))
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

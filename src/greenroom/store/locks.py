@@ -70,3 +70,18 @@ class Lock:
 
     def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def is_held(path: Path) -> bool:
+    """True while a process holds a lock on this file alone; never makes the file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as exc:
+        return exc.errno in DENIED
+    finally:
+        os.close(fd)
+    return False
