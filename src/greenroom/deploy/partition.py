@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +10,7 @@ from greenroom.deploy.gpu_types import SLICED, GpuType, Profile
 from greenroom.deploy.unfit import Unfit
 
 GPUS_TRIED_MAX = 64  # to tell how many would do
+STEPS_MAX = 20_000  # of one search; the first try is right nearly always
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,10 @@ def _laid_out(needs: Sequence[Need], gpu: GpuType, gpus: int) -> MigPlan | None:
     wanted = sorted(cut, key=lambda need: (-_profile(need, gpu).width, -_profile(need, gpu).compute, need.model))
     profiles = tuple(_profile(need, gpu) for need in wanted)
     for count in range(1 if wanted else 0, gpus - index + 1):
-        places = _places(profiles, gpu.width, count)
+        places = _places(profiles, gpu, count)
         if places is not None:
             better = _more_compute(profiles, gpu, count)
-            places = _places(better, gpu.width, count)
+            places = _places(better, gpu, count)
             assert places is not None
             found = [Slice(need, index + at, profile, start) for need, profile, (at, start) in zip(wanted, better, places, strict=True)]
             return MigPlan(gpu, gpus, tuple(sorted(found, key=lambda one: (one.gpu, one.start))), tuple(kept))
@@ -118,29 +119,34 @@ def _more_compute(profiles: tuple[Profile, ...], gpu: GpuType, count: int) -> tu
     for position, profile in enumerate(profiles):
         for other in reversed([one for one in gpu.profiles if one.width == profile.width and one.compute > profile.compute]):
             tried = (*profiles[:position], other, *profiles[position + 1 :])
-            if _places(tried, gpu.width, count) is not None:
+            if _places(tried, gpu, count) is not None:
                 profiles = tried
                 break
     return profiles
 
 
-def _places(profiles: tuple[Profile, ...], width: int, count: int) -> tuple[tuple[int, int], ...] | None:
-    """(GPU, start) of each profile on `count` equal GPUs; None when there is no way."""
+def _places(profiles: tuple[Profile, ...], gpu: GpuType, count: int) -> tuple[tuple[int, int], ...] | None:
+    """(GPU, start) of each profile on `count` equal GPUs; None when there is no way, or none was found in STEPS_MAX."""
+    most = gpu.profiles[-1]
+    if sum(one.width for one in profiles) > most.width * count or sum(one.compute for one in profiles) > most.compute * count:
+        return None
+    steps = itertools.count()
+    dead: set[tuple[int, tuple[int, ...]]] = set()  # (how many are placed, what is taken) from which nothing leads on
 
-    @functools.cache
     def search(position: int, taken: tuple[int, ...]) -> tuple[tuple[int, int], ...] | None:
         if position == len(profiles):
             return ()
+        state = (position, tuple(sorted(taken)))
+        if state in dead or next(steps) > STEPS_MAX:
+            return None
         profile = profiles[position]
-        for gpu, start in _free(profile, taken):
-            now = (*taken[:gpu], taken[gpu] | _mask(profile, start), *taken[gpu + 1 :])
-            rest = search(position + 1, now)
+        for index, start in _free(profile, taken):
+            rest = search(position + 1, (*taken[:index], taken[index] | _mask(profile, start), *taken[index + 1 :]))
             if rest is not None:
-                return ((gpu, start), *rest)
+                return ((index, start), *rest)
+        dead.add(state)
         return None
 
-    if sum(one.width for one in profiles) > width * count:
-        return None
     return search(0, (0,) * count)
 
 
