@@ -268,6 +268,17 @@ class TestSweep:
         assert library.verify(stored) == ()
         assert Library(library.root / "none").gc().items == ()
 
+    def test_an_older_version_that_is_still_served_stays(self, library: Library):
+        """Its name went to a newer one; it goes when nobody uses it any more."""
+        old = into(library, remote(), BLOBS)
+        with library.using(old):
+            into(library, remote(ONE, ("m.gguf", WEIGHTS)), BLOBS)
+            swept = library.gc()
+            assert (swept.items, swept.kept) == ((), (f"model {old.digest[7:19]}",))
+            assert contents(old) == {"m.gguf": WEIGHTS, "mmproj.gguf": PROJECTOR}
+        assert f"model {old.digest[7:19]}" in library.gc().items
+        assert not old.folder.exists()
+
     def test_blobs_that_nothing_names(self, library: Library):
         with library.pulling(remote()) as pulling:
             begin_one(pulling)

@@ -236,7 +236,7 @@ class Library:
                 sync_folder(path.parent)
                 swept += Swept((text,))
                 if not others:
-                    swept += self._sweep_models(dry=False, only=stored.digest)
+                    swept += self._sweep_models(dry=False, only=stored.digest, force=force)
                     swept += self._sweep_blobs(dry=False, only={file.digest for file in stored.files})
             elif path.exists():
                 path.unlink()
@@ -392,7 +392,8 @@ class Library:
                 path.unlink(missing_ok=True)
         return Swept(tuple(f"name {path.stem[:12]} without a model" for path in broken))
 
-    def _sweep_models(self, *, dry: bool, only: str = "") -> Swept:
+    def _sweep_models(self, *, dry: bool, only: str = "", force: bool = False) -> Swept:
+        """Models that no name leads to; one whose name went to a newer version may still be served, and stays."""
         named = set()
         for path in self._files("refs", ".json"):
             with contextlib.suppress(OSError, ValueError, KeyError):
@@ -401,11 +402,18 @@ class Library:
         for folder in sorted((self.root / "models").iterdir()):
             if folder.name in named or (only and folder.name != only.removeprefix("sha256:")):
                 continue
+            used = Lock.attempt(self._use_path(folder.name))
+            if used is None and not force:
+                swept += Swept(kept=(f"model {folder.name[:12]}",))
+                continue
             # Linked files give nothing back before their blobs go: those are counted there.
             size = sum(_own_bytes(path) for path in folder.rglob("*") if path.is_file() and path.stat().st_nlink == 1)
             swept += Swept((f"model {folder.name[:12]}",), size)
             if not dry:
                 self._drop(folder)
+            if used is not None:
+                used.remove()
+                used.close()
         return swept
 
     def _sweep_blobs(self, *, dry: bool, only: set[str] | None = None) -> Swept:
