@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from greenroom.deploy.intent import Mount
 
 ROOT = "/models"
+CACHE_PLACE = "/cache"  # home of what runs inside: downloads, compiled code
 NAME_CHARS_MAX = 120  # of a file inside; the host's own name is not bound by it
 DIGEST_CHARS = 8
 SPLIT = re.compile(r"-\d{5}-of-\d{5}\.[A-Za-z0-9]+$")  # its other parts lie beside it

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from greenroom.deploy import escape
-from greenroom.deploy.build import CONFIG_FILE
 from greenroom.deploy.files import commented, head
 from greenroom.deploy.intent import Files, Intent, Workload
+from greenroom.deploy.own import CONFIG_FILE
 from greenroom.deploy.unfit import Unfit
 
 PROGRAM = "/usr/local/bin/greenroom"

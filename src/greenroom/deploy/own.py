@@ -1,0 +1,138 @@
+"""greenroom itself as the one workload, with its engines as its processes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from greenroom.config import write
+from greenroom.config.model import Config, ContainerConfig, ModelConfig
+from greenroom.deploy import images
+from greenroom.deploy.basis import OWN_PORT, Basis
+from greenroom.deploy.commands import container_env, dialect, on_host
+from greenroom.deploy.intent import Intent, Mount, Probe, Workload
+from greenroom.deploy.places import CACHE_PLACE, Places
+from greenroom.engines.discovery import PROGRAM
+from greenroom.engines.exposure import is_loopback
+from greenroom.engines.generic import Generic
+
+CONFIG_FILE = "greenroom.yaml"
+CONFIG_PLACE = f"/etc/greenroom/{CONFIG_FILE}"
+STATE_PLACE = "/var/lib/greenroom"
+OWN_START_S = 60.0
+OWN_STOP_S = 35.0  # requests in flight have 30
+
+
+@dataclass(slots=True)
+class Own(Basis):
+    """One workload."""
+
+    def greenroom(self) -> Intent:
+        """One workload: greenroom with its configuration, engines as its processes."""
+        config = self.keyed(self.config)
+        self.keep_secrets(config)
+        host, port = self.listen()
+        self.check_public(host, config)
+        places = Places()
+        if self.options.bare:
+            config = replace(config, models=tuple(self._at_home(model, places) for model in config.models))
+        else:
+            config = replace(config, models=tuple(self._inside(model, places) for model in config.models))
+            peers = [replace(peer, tls_ca=places.place(os.path.abspath(peer.tls_ca))) if peer.tls_ca else peer for peer in config.peers]
+            config = replace(config, peers=tuple(peers))
+            if not is_loopback(host) and host not in ("0.0.0.0", "::") and host not in config.allowed_hosts and not config.keys:
+                config = replace(config, allowed_hosts=(*config.allowed_hosts, host))
+        text = write.text_of(config, self.vault.keys, comments=self.head("The models, and how they share the devices."))
+        workload = self._own_workload(config, text, places, host, port)
+        return self.intent("greenroom", (workload,), config, text, host)
+
+    def _own_workload(self, config: Config, text: str, places: Places, host: str, port: int) -> Workload:
+        bare = self.options.bare
+        inside_port = port if bare else OWN_PORT
+        inside_host = host if bare else "::" if ":" in host else "0.0.0.0"
+        shown = f"[{inside_host}]" if ":" in inside_host else inside_host
+        no_auth = not config.keys and (not bare or not is_loopback(host))
+        argv = ["greenroom", "serve", "--config", CONFIG_PLACE, "--listen", f"{shown}:{inside_port}", "--state-dir", STATE_PLACE]
+        if no_auth:
+            argv.append("--no-auth")
+        kept = [
+            Mount("config", CONFIG_FILE, CONFIG_PLACE),
+            Mount("volume", f"{self.name}-state", STATE_PLACE, read_only=False),
+            Mount("volume", f"{self.name}-cache", CACHE_PLACE, read_only=False),
+        ]
+        probe = Probe("/health", inside_port, OWN_START_S)
+        return Workload(
+            name=self.name,
+            model="",
+            image=self.options.image or images.own_image(self.target),
+            argv=tuple(argv),
+            port=inside_port,
+            env=() if bare else (("HOME", CACHE_PLACE),),
+            secret_env=tuple((name, name) for name in sorted(self.vault.keys.values()) if f"${{env.{name}}}" in text),
+            mounts=_where_they_lie(places) if bare else (*kept, *places.mounts()),
+            share=self.whole_share(config),
+            memory_mib=0,
+            shm_mib=0 if bare else self.shm(config.models),
+            live=probe,
+            ready=probe,
+            stop_s=OWN_STOP_S + max((model.stop_s_max for model in config.models), default=0.0),
+            host_port=port,
+        )
+
+    def _at_home(self, model: ModelConfig, places: Places) -> ModelConfig:
+        """The entry on its own host: only what was relative to where greenroom stood is made whole."""
+        engine = dialect(model)
+        if model.container is None and not engine.command.client:
+            places.argv(model.argv, lambda word: on_host(engine, word))
+            places.environment(model.env)
+        is_relative = any(word.startswith(("./", "../")) or (word.endswith(".gguf") and word[0] not in "/~-$") for word in model.argv)
+        return replace(model, cwd=os.path.abspath(model.cwd or ".")) if is_relative or model.cwd is not None else model
+
+    def _inside(self, model: ModelConfig, places: Places) -> ModelConfig:
+        """The entry of a model as greenroom reads it inside its container: paths as there, no container of its own."""
+        engine = dialect(model)
+        self.refuse_client(model, engine)
+        argv = model.argv
+        if engine.command.shell:
+            argv = self.script(model, places)
+        else:
+            argv = places.argv(self._program_inside(argv, engine), lambda word: on_host(engine, word))
+        env = model.env
+        places.environment(env)
+        if model.container is not None:
+            self.notes.append(
+                f"{model.id} had the image {model.container.image}: greenroom starts its command in its own image now, which must hold it."
+            )
+            env = (*env, *container_env(model.container, env))
+            self._container_volumes(model.container, places)
+        if model.cwd is not None:
+            self.notes.append(
+                f"{model.id}: its working directory {model.cwd!r} is not there inside; relative paths of its command were resolved."
+            )
+        stop = places.argv(model.stop_argv, lambda word: on_host(engine, word)) if model.stop_argv else ()
+        return replace(model, argv=argv, env=env, cwd=None, container=None, stop_argv=stop)
+
+    def _program_inside(self, argv: tuple[str, ...], engine: Generic) -> tuple[str, ...]:
+        """A llama-server of the host, or one inside an image, is the image's own one by name."""
+        position = len(argv) - len(engine.command.argv)
+        if engine.kind == "generic" or not 0 <= position < len(argv) or engine.command.python:
+            return argv
+        program = os.path.basename(argv[position])
+        return (
+            *argv[:position],
+            PROGRAM if engine.kind == "llama_server" and program.startswith(PROGRAM) else program,
+            *argv[position + 1 :],
+        )
+
+    def _container_volumes(self, container: ContainerConfig, places: Places) -> None:
+        for volume in container.volumes:
+            source, _, rest = volume.partition(":")
+            _, _, options = (rest or source).partition(":")
+            if source.startswith(("/", "~", ".")) and "rw" in options.split(","):
+                places.same[os.path.abspath(os.path.expanduser(source))] = False
+
+
+def _where_they_lie(places: Places) -> tuple[Mount, ...]:
+    """Mounts that say only what is read and written, each at its own path."""
+    read = dict.fromkeys(places.targets, True)
+    return tuple(Mount("bind", path, path, read_only) for path, read_only in sorted({**read, **places.same}.items()))
