@@ -162,9 +162,9 @@ def test_metrics_count_the_same() -> None:
 def test_counts_of_any_size_come_back(values: Sequence[Any]) -> None:
     row = [[1, 2], [1.5, 2.5], [0.1, 0.2], [None, 0.5], values, values, [1, 1], ["k", "ü"], ["batch", "batch"], ["/", "/"], ["", "b"]]
     pack = Pack("a", tuple(row))
-    again = packs.unpacked("a", pack.packed())
+    again = pack.packed().pack()
     assert list(again.values()) == list(pack.values())
-    assert list(map(list, packs.times(pack.packed()))) == [[1.5, 2.5], [0.1, 0.2]]
+    assert list(map(list, packs.times(pack.packed().columns))) == [[1.5, 2.5], [0.1, 0.2]]
 
 
 def test_old_packs_leave(tmp_path: Path) -> None:

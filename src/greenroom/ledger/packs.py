@@ -24,7 +24,7 @@ WIDTH: Final = len(FIELDS)
 REQUEST, AT, DURATION_S, FIRST_BYTE_S, TOKENS_IN, TOKENS_OUT = range(6)
 STATUS: Final = 200  # of every one of them
 LEAST: Final = 64  # requests of one model at a time; fewer are written as rows
-MOST: Final = 1024  # in one pack: what is read for one of them
+MOST: Final = 256  # in one pack: what is read for one of them
 DURATION_S_MAX: Final = 60.0  # who took longer is written as a row, so that a pack tells of a short time
 NOT_TOLD: Final = -1  # in place of None, where counts are
 
@@ -59,19 +59,35 @@ class Pack:
                 "hot", "ok", STATUS, "", before,
             ]  # fmt: skip
 
-    def row(self) -> tuple[Any, ...]:
-        """(model, the latest and the earliest arrival, how many, the least and the greatest number, columns)."""
-        ats, numbers = self.columns[AT], self.columns[REQUEST]
-        return (self.model, max(ats), min(ats), len(self), min(numbers), max(numbers), self.packed())
-
-    def packed(self) -> bytes:
+    def packed(self) -> Packed:
+        """Raises UnicodeError for a text that is none."""
         request, at, duration_s, first_byte_s, tokens_in, tokens_out, *repeated = self.columns
-        return _encode(
+        columns = _encode(
             [
                 _numbers("I", request), _numbers("d", at), _numbers("d", duration_s), _numbers("d", first_byte_s, nan),
                 _numbers("i", tokens_in, NOT_TOLD), _numbers("i", tokens_out, NOT_TOLD), *map(_repeated, repeated),
             ]
         )  # fmt: skip
+        return Packed(self.model, max(at), min(at), len(at), min(request), max(request), columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A row of the file."""
+
+    model: str
+    at: float  # the latest arrival
+    since: float  # the earliest
+    count: int
+    low: int  # the least and the greatest number
+    high: int
+    columns: bytes
+
+    def values(self) -> tuple[Any, ...]:
+        return self.model, self.at, self.since, self.count, self.low, self.high, self.columns
+
+    def pack(self) -> Pack:
+        return unpacked(self.model, self.columns)
 
 
 def unpacked(model: str, packed: bytes) -> Pack:

@@ -30,7 +30,7 @@ from greenroom.core.facts import Action, Admit, Event, Outcome, RequestArrived, 
 from . import codec, packs, schema
 from .chronicle import Book, Chronicle, Hot, Row
 from .footprints import is_damaged, move_aside
-from .packs import Pack
+from .packs import Pack, Packed
 from .reads import Reads
 from .rows import RequestRow, SampleRow, TellRow, TransitionRow
 
@@ -40,6 +40,8 @@ SLICE: Final = 256  # of what was taken in, between two breaths of the writer: t
 BREATH_S: Final = 0.0002
 GATHER_S: Final = 1.0  # so long things come together before they are written
 JOIN_S: Final = 5.0  # the two words about a request's end come within this, or it is written with one
+SEAL_VALUES: Final = 3 * 512  # of hot events, three each: so many are packed at once
+ALL: Final = 1 << 60
 KINDS_MAX: Final = 256  # of hot events, told apart at a time
 PIECE_EVENTS: Final = 4096  # of the journal, packed together ...
 PIECE_S: Final = 5.0  # ... or as many as came in this time
@@ -111,10 +113,14 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Hot:
-    """Events as of `schema.hot_columns`."""
+    """Hot events, `at` and `until`; one of them has a text that is none: then as they are."""
 
-    kinds: Sequence[Any]
-    events: Sequence[Any]
+    at: float
+    until: float
+    count: int
+    columns: schema.HotColumns | None
+    kinds: Sequence[Any] = ()
+    events: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +170,7 @@ class Ledger:
         self.listeners: list[Listener] = []  # told of what is written, on the writer's thread
         self._clock, self._wall, self._gather_s, self._retry_s = clock, wall, gather_s, retry_s
         self._queue: deque[object] = deque()
+        self._put_count = self._got_count = 0  # entries put into the queue, and taken out of it
         self._some, self._hurry = threading.Event(), threading.Event()
         self._woken = False  # as `_some`, for a tenth of the time that it takes to ask that
         self._closing = False
@@ -171,8 +178,8 @@ class Ledger:
         self._lock = threading.Lock()  # held for all but the words about hot requests
         self._chronicle = Chronicle(Setup((), ()), wall() - clock(), request_row=_values)
         # Of hot requests only bare values are kept, one after the other in lists that stay the same: the collector need not
-        # look at them, what is gone from the cache soon is little, and the writer takes them by the thousand.  Lists grow
-        # and are cut by single operations of the interpreter, which needs no lock.
+        # look at them, what is gone from the cache soon is little, and they are packed by the hundred.  Lists grow by single
+        # operations of the interpreter, which needs no lock; they are cut with it.
         self._hot: list[Any] = []  # at, request, number of its kind of each event
         self._kinds: dict[tuple[str, str, str | None, int] | str, int] = {_OK.value: 0}
         self._well: dict[str, list[Any]] = {}  # model -> packs.FIELDS of each that ended well
@@ -205,14 +212,12 @@ class Ledger:
                 if admit.__class__ is Admit and admit.start == "hot" and admit.request == request and admit.model == model:
                     level = None if priority is None else priority.value
                     generation = admit.generation
-                    hot, kinds = self._hot, self._kinds
-                    if len(hot) >= 3 * self._room:
-                        self.dropped += 1
-                    else:
-                        number = kinds.get((model, client, level, generation))
-                        if number is None:
-                            number = self._new_kind((model, client, level, generation))
-                        hot.extend((at, request, number))
+                    hot, number = self._hot, self._kinds.get((model, client, level, generation))
+                    if number is None:
+                        number = self._new_kind((model, client, level, generation))
+                    hot.extend((at, request, number))
+                    if len(hot) >= SEAL_VALUES:
+                        self._seal_full()
                     self._chronicle.hot_arrival(at, request, model, client, level, generation)
                     if not self._woken:
                         self._wake()
@@ -223,10 +228,8 @@ class Ledger:
             one = self._chronicle.hot.pop(request, None)
             if one is not None:
                 told = "ok" if outcome is _OK else outcome.value
-                if len(self._hot) >= 3 * self._room:
-                    self.dropped += 1
-                else:
-                    self._hot.extend((at, request, 0 if outcome is _OK else self._new_kind(told)))
+                number = 0 if outcome is _OK else self._new_kind(told)
+                self._hot.extend((at, request, number))
                 if self._last is not None:
                     self._settle_last()
                 self._last = (request, one, at, told)
@@ -251,15 +254,14 @@ class Ledger:
                 well = self._well.get(model)
                 if well is None:
                     well = self._well[model] = []
-                if len(well) >= packs.WIDTH * self._room:
-                    self.dropped += 1
-                    return
                 well.extend(
                     (
                         request, began_at + self._chronicle.offset_s, took_s, record.first_byte_s, record.tokens_in, record.tokens_out,
                         generation, client or record.client, one[2], record.path, before,
                     )
                 )  # fmt: skip
+                if len(well) >= packs.MOST * packs.WIDTH:
+                    self._pack_full(model)
                 if not self._woken:
                     self._wake()
                 return
@@ -272,9 +274,10 @@ class Ledger:
         at = self._clock()
         self._settle_last()
         with self._lock:
-            self._seal()
+            self._seal(self._free())
             rows = self._chronicle.restart(at, why) if why else []
             self._chronicle.take(setup)
+            self._put_count += 1
             self._queue.append(_Boot(at, setup, version, rows))  # however long the queue is: nothing is read without it
         self._wake()
 
@@ -283,20 +286,34 @@ class Ledger:
             self._settle_last()
         rows: Sequence[Row | list[Any]] = ()
         with self._lock:
-            self._seal()
+            self._seal(self._free())
             try:
                 rows = self._chronicle.feed(event, actions, book)
             except Exception as bug:  # of ours: it costs rows, never the server
                 self._fault(bug)
-            self._put_in(_Seen(event, actions, rows))
+        self._put_in(_Seen(event, actions, rows))
 
     def _put_in(self, item: object) -> None:
-        if len(self._queue) >= self._room:
-            self.dropped += 1
-            return
-        self._queue.append(item)
+        with self._lock:
+            if self._free() < 1:
+                self.dropped += 1
+                return
+            self._put_count += 1
+            self._queue.append(item)
         if not self._woken:
             self._wake()
+
+    def _seal_full(self) -> None:
+        with self._lock:
+            self._seal(self._free())
+
+    def _pack_full(self, model: str) -> None:
+        with self._lock:
+            self._pack(model, self._free())
+
+    def _free(self) -> int:
+        """Entries that may still be taken in before the writer has looked at some."""
+        return max(0, self._room - (self._put_count - self._got_count))
 
     def _new_kind(self, kind: tuple[str, str, str | None, int] | str) -> int:
         """The number of a kind of event; the first one is that of good ends."""
@@ -304,7 +321,7 @@ class Ledger:
         if number is None:
             if len(self._kinds) >= KINDS_MAX:
                 with self._lock:
-                    self._seal()
+                    self._seal(self._free())
                     self._kinds.clear()
                     self._kinds[_OK.value] = 0
             number = self._kinds[kind] = len(self._kinds)
@@ -329,7 +346,9 @@ class Ledger:
         """
         done = _Flush(threading.Event())
         self._settle_last()
-        self._queue.append(done)
+        with self._lock:
+            self._put_count += 1
+            self._queue.append(done)
         self._hurry.set()
         self._some.set()
         return done.done.wait(timeout_s)
@@ -351,12 +370,45 @@ class Ledger:
 
     # ------------------------------------------------------------------ on either side
 
-    def _seal(self) -> None:
-        """What is known of hot events so far gets its place in the queue; the lock is held."""
+    def _seal(self, most: int) -> None:
+        """Hot events so far get their place in the queue, `most` of them; the lock is held.
+
+        What is made of them here is small.  Made later, by the writer, it would cost more: by then they have left the
+        processor's cache.
+        """
         events = self._hot[:]
-        if events:
-            del self._hot[: len(events)]
-            self._queue.append(_Hot(tuple(self._kinds), events))
+        if not events:
+            return
+        del self._hot[: len(events)]
+        count = min(len(events) // 3, most)
+        self.dropped += len(events) // 3 - count
+        if not count:
+            return
+        del events[3 * count :]
+        kinds = tuple(self._kinds)
+        try:
+            item = _Hot(events[0], events[-3], count, schema.hot_columns(kinds, events))
+        except (TypeError, ValueError, OverflowError):
+            item = _Hot(events[0], events[-3], count, None, kinds, events)
+        self._put_count += count
+        self._queue.append(item)
+
+    def _pack(self, model: str, most: int) -> None:
+        """As `_seal`, for the requests of this model that ended well: as a pack where they are many."""
+        flat = self._well[model][:]
+        if not flat:
+            return
+        del self._well[model][: len(flat)]
+        count = min(len(flat) // packs.WIDTH, most)
+        self.dropped += len(flat) // packs.WIDTH - count
+        if not count:
+            return
+        self._put_count += count
+        pack = Pack.of(model, flat[: count * packs.WIDTH])
+        try:
+            self._queue.append(pack.packed() if count >= packs.LEAST else pack)
+        except UnicodeError:  # one of them has a text that is no text
+            self._queue.append(pack)
 
     def _fault(self, bug: Exception) -> None:
         if not self._failed:
@@ -387,9 +439,11 @@ class Ledger:
         waiting: list[_Flush] = []
         try:
             with self._lock:
-                self._seal()
+                self._seal(ALL)
+            for model in list(self._well):
+                with self._lock:
+                    self._pack(model, ALL)
             self._drain(waiting)
-            self._pack_all()
             now = self._clock()
             self._join_late(now, last=last)
             if self._parts and (last or waiting or self._parts_until - self._parts_from >= PIECE_S or now - self._parts_until >= PIECE_S):
@@ -411,8 +465,13 @@ class Ledger:
         is_off = abs(offset_s - self._chronicle.offset_s) > OFFSET_SLACK_S
         for taken in range(len(queue)):
             item = queue.popleft()
+            self._got_count += item.count if isinstance(item, _Hot | Packed) else len(item) if isinstance(item, Pack) else 1
             if isinstance(item, _Hot):
                 self._hot_part(item)
+            elif isinstance(item, Packed):
+                self._batch["packs"].append(item)
+            elif isinstance(item, Pack):
+                self._batch["requests"] += item.values()
             elif isinstance(item, _Seen):
                 self._part(_line_or_hole(item.event, item.actions), item.event.at)
                 for row in item.rows:
@@ -446,14 +505,11 @@ class Ledger:
             self._piece()
 
     def _hot_part(self, item: _Hot) -> None:
-        for first in range(0, len(item.events), 3 * PIECE_EVENTS):
-            events = item.events[first : first + 3 * PIECE_EVENTS]
-            try:
-                self._part(schema.hot_columns(item.kinds, events), events[0], events[-3], len(events) // 3)
-            except (TypeError, ValueError, OverflowError):  # one of them has a text that is no text
-                for event, actions in schema.hot_events(item.kinds, events):
-                    self._part(_line_or_hole(event, actions), event.at)
-            self._breathe()
+        if item.columns is not None:
+            self._part(item.columns, item.at, item.until, item.count)
+            return
+        for event, actions in schema.hot_events(item.kinds, item.events):
+            self._part(_line_or_hole(event, actions), event.at)
 
     def _piece(self) -> None:
         """Pack the journal's parts."""
@@ -476,21 +532,6 @@ class Ledger:
         values = (boot.at + self._chronicle.offset_s, boot.at, boot.version, schema.packed_setup(codec.plain_setup(boot.setup)))
         self._piece()
         self._batch["boots"].append(values)
-
-    # ------------------------------------------------------------------ hot requests that ended well
-
-    def _pack_all(self) -> None:
-        """As packs where there are many of a model, as rows elsewhere: those are found by all that is known of them."""
-        for model in list(self._well):
-            flat = self._well[model][:]
-            del self._well[model][: len(flat)]
-            if len(flat) < packs.LEAST * packs.WIDTH or not self._disk.is_durable:
-                self._batch["requests"] += Pack.of(model, flat).values()
-                continue
-            for first in range(0, len(flat), packs.MOST * packs.WIDTH):
-                pack = Pack.of(model, flat[first : first + packs.MOST * packs.WIDTH])
-                self._batch["packs"].append(pack)
-                self._breathe()
 
     # ------------------------------------------------------------------ the two halves of a request
 
@@ -558,10 +599,12 @@ class Ledger:
 
     def _write(self) -> None:
         batch, self._batch = self._batch, defaultdict(list)
-        for listener in self.listeners:
-            if requests := batch.get("requests"):
+        if requests := batch.get("requests"):
+            for listener in self.listeners:
                 listener.ended(requests)
-            for pack in batch.get("packs", ()):
+        for packed in batch.get("packs", ()) if self.listeners else ():
+            pack = packed.pack()
+            for listener in self.listeners:
                 listener.packed(pack)
         self._disk.write(batch, self._retry_s)
 
@@ -590,14 +633,14 @@ def _values(*values: Any) -> list[Any]:
     return list(values)
 
 
-Batch = Mapping[str, Sequence[Any]]  # table -> rows; of packs, Packs
+Batch = Mapping[str, Sequence[Any]]  # table -> rows; of packs, Packed
 
 
 def _unpacked(batch: Batch) -> Batch:
-    """The same without packs."""
+    """The same with rows in place of packs."""
     if "packs" not in batch:
         return batch
-    requests = [*batch.get("requests", ()), *(values for pack in batch["packs"] for values in pack.values())]
+    requests = [*batch.get("requests", ()), *(values for packed in batch["packs"] for values in packed.pack().values())]
     return {**{table: rows for table, rows in batch.items() if table != "packs"}, "requests": requests}
 
 
@@ -714,7 +757,7 @@ class _Disk:
                 elif table == "journal":
                     schema.insert(db, table, [(run, *row) for row in rows])
                 elif table == "packs":
-                    schema.insert(db, table, [(run, *pack.row()) for pack in rows])
+                    schema.insert(db, table, [(run, *packed.values()) for packed in rows])
                 elif table != "boots":
                     schema.insert(db, table, list(rows))
             db.execute("COMMIT")
