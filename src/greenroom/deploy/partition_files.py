@@ -18,6 +18,7 @@ OPERATOR = "gpu-operator"  # its usual namespace
 RESOURCE = "nvidia.com/gpu"
 PIPES = "/run/nvidia-mps"
 LOGS = "/var/log/nvidia-mps"
+UTILIZATION_FLAG = "--gpu-memory-utilization"
 UTILIZATION_MAX = 0.95  # vLLM and the driver keep some for themselves
 
 
@@ -74,8 +75,12 @@ def resource_of(profile: str) -> str:
 def _utilization(need: Need, slice_mib: int, name: str) -> list[str]:
     if need.utilization is None:
         return []
-    share = min(UTILIZATION_MAX, math.floor(need.mib / slice_mib * 100) / 100)
-    return [f"    its --gpu-memory-utilization {need.utilization:g} is of a whole GPU: with {name} write {share:.2f}"]
+    return [f"    its {UTILIZATION_FLAG} {need.utilization:g} is of a whole GPU: with {name} write {utilization_on(need, slice_mib):.2f}"]
+
+
+def utilization_on(need: Need, slice_mib: int) -> float:
+    """The share of a slice that is the same memory."""
+    return min(UTILIZATION_MAX, math.floor(need.mib / slice_mib * 100) / 100)
 
 
 def _mig_steps(name: str, namespace: str, node: str) -> tuple[str, ...]:
