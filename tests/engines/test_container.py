@@ -279,6 +279,11 @@ NO_CDI = ("Error: setting up CDI devices: unresolvable CDI devices nvidia.com/gp
             "nvidia.com/gpu=GPU-aaaa; install the NVIDIA container toolkit and run "
             "`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`",
         ),
+        (
+            "docker",
+            ("Emulate Docker CLI using podman. Create /etc/containers/nodocker to quiet msg.", "Error: unknown flag: --gpus"),
+            "docker could not start its container (exit code 125): unknown flag: --gpus; this docker is podman: write `runtime: podman`",
+        ),
         ("podman", (), "podman could not start its container (exit code 125): loading"),
     ],
 )

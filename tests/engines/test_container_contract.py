@@ -76,6 +76,7 @@ def test_every_option_of_a_run_exists(runtime: str) -> None:
     "argv",
     [
         words.stop_argv("", "x", 2),
+        words.signal_argv("", "x", "TERM"),
         words.remove_argv("", "x"),
         words.list_argv("", HOME),
         words.inspect_argv("", "x"),

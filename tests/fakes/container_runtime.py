@@ -385,10 +385,13 @@ class Runtime:
             self.absent(lost[0])
 
     def kill(self, argv):
+        number = signal.SIGKILL
+        if argv[:1] == ["--signal"]:
+            number, argv = signal.Signals[f"SIG{argv[1]}"], argv[2:]
         found, lost = self.each(argv)
         idle = [box for box in found if not box["State"]["Running"]]
         for box in found:
-            self.signal(box, signal.SIGKILL)
+            self.signal(box, number)
         if lost:
             self.absent(lost[0])
         if idle:

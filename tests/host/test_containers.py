@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from greenroom.engines.detect import describe
 from greenroom.host.containers import BoxError, Contained, Docks, RuntimeSilent, ask, spawn_contained, state_of, stop_contained
 from greenroom.host.logs import LogRing
 from greenroom.host.memory import tree_mib
-from tests.host.engines import a_port, engine_argv, lives, printed, until
+from tests.host.engines import a_port, engine_argv, lives, printed
 from tests.stories.boxes import IMAGE, Dock
 
 HOME = "0123456789abcdef"
@@ -105,6 +106,18 @@ async def test_a_stop_at_any_moment_of_its_making_leaves_nothing(dock: Dock, aft
 
     assert is_gone(dock, process)
     assert not lives(process.pid)
+
+
+async def test_one_that_may_lose_a_term_is_told_again(dock: Dock) -> None:
+    """The first process of a container hears no signal before it has asked for it."""
+    log = LogRing("a")
+    process = await spawn_contained(replace(an_engine("on_term=ignore"), term_again_s=0.2), token="t", log=log)
+    await printed(log, "listening")
+    steps = await end(process, grace_s=2)
+
+    assert steps[:2] == ["TERM", "TERM"]
+    assert [line for line in log.tail(50) if line == "got TERM"][:2] == ["got TERM", "got TERM"]
+    assert steps[-1] == "KILL"
 
 
 async def test_an_engine_that_ends_by_itself_is_told_with_its_own_exit_code(dock: Dock) -> None:
@@ -307,12 +320,34 @@ async def test_a_stray_is_gone_when_its_runtime_says_so(dock: Dock, monkeypatch:
     await process.learn()
     outcome = await stop_contained(process, grace_s=0.2, on_signal=lambda _: None, kill_s_max=0.5)
     assert (outcome.unkillable, outcome.ending and outcome.ending.cause) == (True, Cause.UNKILLABLE)
-    assert not await process.gone()
+    assert not await gone_at_last(process, 1)
     dock.faults()
-    await until(lambda: bool(dock.boxes("running")), "it runs still")
 
-    assert await process.gone()
+    assert await gone_at_last(process, 10)
     assert dock.boxes() == []
+
+
+async def gone_at_last(process: Contained, within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while not (gone := await process.gone()) and time.monotonic() < deadline:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.02)
+    return gone
+
+
+async def test_a_stray_is_asked_for_without_waiting(dock: Dock) -> None:
+    """Memory is measured on the same round."""
+    dock.faults(far=True, stop="ignore", kill="ignore", rm="ignore")
+    process = await spawn_contained(an_engine(), token="t", log=LogRing("a"))
+    await process.learn()
+    await stop_contained(process, grace_s=0.2, on_signal=lambda _: None, kill_s_max=0.5)
+    dock.faults(**{"*": "slow:1"})
+    began_at = time.monotonic()
+    for _ in range(3):
+        assert not await process.gone()
+
+    assert time.monotonic() - began_at < 0.5
+    dock.faults()
+    assert await gone_at_last(process, 20)
 
 
 async def test_the_client_bears_no_mark(dock: Dock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,8 @@ async def test_a_container_whose_client_is_killed_while_it_loads_is_ended(tmp_pa
         reply = await asking.rest()
 
         assert rig.journal("a", "start")[0]["pid"] not in [pid for pid, _ in rig.processes()]
-        assert any("its client (podman run) ended by SIGKILL while the container ran" in line for line in rig.output)
+        told = "its client (podman run) ended by SIGKILL while the container ran"
+        await until(lambda: any(told in line for line in rig.output), "it is told")
         assert reply.status in (200, 503)  # its next start, or the refusal
         assert (await rig.load("a")).status == 200
         assert len(dock.boxes()) == 1

@@ -48,6 +48,7 @@ ABSENT = re.compile(r"no such (?:container|object|image)|image not known|unable 
 NAME_TAKEN = re.compile(r"name .* is already in use", re.IGNORECASE)
 PORT_TAKEN = re.compile(r"port is already allocated|address already in use", re.IGNORECASE)
 UNREACHABLE = re.compile(r"docker daemon (?:socket|at) ", re.IGNORECASE)
+PODMAN_INSTEAD = re.compile(r"invalid log driver|unknown flag: --gpus|Emulate Docker CLI using podman")
 FILLER = re.compile(r"^(?:Run '\S+ .*--help' for more information\.?|See '\S+ .*--help'\.?|\[\]|\s*)$")
 PREFIX = re.compile(r"^(?:(?:Error|docker|podman): |Error response from daemon: |ERRO\[\d+\] |time=\S+ level=\S+ msg=)+", re.IGNORECASE)
 TRANSPORT = re.compile(r"^(?:oci|oci-archive|docker-archive|docker-daemon|docker|dir|containers-storage):(?!\d+/)")
@@ -250,6 +251,11 @@ def stop_argv(runtime: str, name: str, grace_s: float) -> tuple[str, ...]:
     return (runtime, "stop", "-t", str(max(0, round(grace_s))), name)
 
 
+def signal_argv(runtime: str, name: str, signal: str) -> tuple[str, ...]:
+    """Send a signal to its first process."""
+    return (runtime, "kill", "--signal", signal, name)
+
+
 def kill_argv(runtime: str, *names: str) -> tuple[str, ...]:
     """KILL at once.  Before `remove_argv`, which by podman would wait for a grace first."""
     return (runtime, "kill", *names)
@@ -353,6 +359,8 @@ def advice(runtime: str, said: str) -> str:
         return "; start the docker service, and see that this user may use it (group docker)"
     if "unresolvable CDI devices" in said or "nvidia.com/gpu" in said:
         return "; install the NVIDIA container toolkit and run `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
+    if not is_podman(runtime) and PODMAN_INSTEAD.search(said):
+        return "; this docker is podman: write `runtime: podman`"
     if "could not select device driver" in said:
         return "; install the NVIDIA container toolkit, or write `gpus: cdi` under `container`"
     return ""

@@ -123,7 +123,10 @@ def _read(handle: int) -> str:
 
 async def state_of(box: Box, limit_s: float = ASK_S_MAX) -> BoxState | None:
     """The container now; None when there is none of that name.  Raises RuntimeSilent."""
-    answer = await ask(words.inspect_argv(box.runtime, box.name), limit_s)
+    return _state(box, await ask(words.inspect_argv(box.runtime, box.name), limit_s))
+
+
+def _state(box: Box, answer: Answer) -> BoxState | None:
     if answer.code == 0:
         try:
             return words.parse_state(answer.out)
@@ -299,6 +302,7 @@ class Contained(Process):
     _outlives = False  # its client was lost, and it runs on
     _follower: Process | None = None
     _looked_at = 0.0
+    _removing: asyncio.Future[bool] | None = None
 
     @property
     def box(self) -> Box:
@@ -386,16 +390,15 @@ class Contained(Process):
         await asyncio.sleep(FOLLOW_PAUSE_S)
 
     async def gone(self) -> bool:
-        """Of one that would not go: removed at last.  Asks the runtime every few seconds only."""
-        if time.monotonic() - self._looked_at < STRAY_LOOK_S:
+        """Of one that would not go: removed at last.  Never waits: its runtime is asked every few seconds, beside everything else."""
+        if self._removing is None:
+            if time.monotonic() - self._looked_at >= STRAY_LOOK_S:
+                self._removing = asyncio.get_running_loop().run_in_executor(_askers, _removed, self.box)
             return False
-        self._looked_at = time.monotonic()
-        try:
-            await remove(self.box.runtime, self.box.name)
-            state = await state_of(self.box)
-        except RuntimeSilent:
+        if not self._removing.done():
             return False
-        if (state is None or not state.running) and not self.tree():
+        removed, self._removing, self._looked_at = self._removing.result(), None, time.monotonic()
+        if removed and not self.tree():
             self.let_go()
             return True
         return False
@@ -427,6 +430,17 @@ class Contained(Process):
         if self.inside is not None and (first := table.get(self.inside[0])) is not None and first.identity == self.inside:
             members += [table[pid] for pid in descendants(table, [first.pid]) if pid in table]
         return [entry for entry in members if entry.live]
+
+
+def _removed(box: Box) -> bool:
+    """Kill and remove it; whether its runtime says that it does not run."""
+    _run(words.kill_argv(box.runtime, box.name), ASK_S_MAX)
+    _run(words.remove_argv(box.runtime, box.name), ASK_S_MAX)
+    try:
+        state = _state(box, _run(words.inspect_argv(box.runtime, box.name), ASK_S_MAX))
+    except RuntimeSilent:
+        return False
+    return state is None or not state.running
 
 
 async def spawn_contained(launch: Launch, *, token: str, log: LogRing, supervisor: Supervisor | None = None) -> Contained:
@@ -522,6 +536,19 @@ async def _settled(process: Contained, running: bool, within_s: float) -> tuple[
         await asyncio.sleep(LOOK_S_MIN)
 
 
+async def _ask_to_stop(process: Contained, grace_s: float, on_signal: Callable[[str], None]) -> None:
+    """Until its runtime says that it has stopped; an engine known to lose a TERM is told again meanwhile."""
+    runtime, name, again_s = process.box.runtime, process.box.name, process.launch.term_again_s
+    on_signal("TERM")
+    argv, limit_s = words.stop_argv(runtime, name, grace_s), grace_s + STOP_SLACK_S
+    stopping = asyncio.get_running_loop().run_in_executor(_askers, _run, argv, limit_s)
+    until = time.monotonic() + grace_s
+    while not (await asyncio.wait({stopping}, timeout=again_s))[0]:
+        if time.monotonic() < until:
+            on_signal("TERM")
+            await ask(words.signal_argv(runtime, name, "TERM"))
+
+
 async def _end(
     process: Contained, grace_s: float, stop_argv: Sequence[str], on_signal: Callable[[str], None], kill_s_max: float
 ) -> tuple[BoxState | None, bool, bool]:
@@ -529,8 +556,7 @@ async def _end(
     runtime, name = process.box.runtime, process.box.name
     began_at = time.monotonic()
     if not (stop_argv and await run_stop_command(process, stop_argv, grace_s, on_signal)):
-        on_signal("TERM")
-        await ask(words.stop_argv(runtime, name, grace_s), grace_s + STOP_SLACK_S)
+        await _ask_to_stop(process, grace_s, on_signal)
     # A stop command may return before the engine has ended.
     deadline = began_at + grace_s if stop_argv else time.monotonic()
     while True:
