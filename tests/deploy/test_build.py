@@ -325,3 +325,36 @@ def test_a_docker_command_is_taken_apart() -> None:
     assert workload.ready is not None
     assert (workload.ready.port, workload.ready.start_s) == (8000, 500.0)
     assert intent.notes == ("m: of its `docker run` these are not carried over: --ulimit.",)
+
+
+def test_named_devices_go_round() -> None:
+    """Devices given on the command line are dealt to the models in their order, and one that wants more is told."""
+    options = Options(gpus=("GPU-x", "GPU-y", "GPU-z"))
+    workloads = build(sets.config(3), mode="engines", target="nvidia", options=options).workloads
+    assert [each.share.devices for each in workloads] == [("GPU-x",), ("GPU-y", "GPU-z"), ("GPU-x",)]
+    with pytest.raises(BuildError, match="wants 2 devices and --gpu names 1"):
+        build(sets.config(3), mode="engines", target="nvidia", options=Options(gpus=("0",)))
+
+
+@pytest.mark.parametrize(
+    ("target", "gpus", "env", "found"),
+    [
+        ("amd", ("1",), {}, {"HIP_VISIBLE_DEVICES": "1"}),
+        ("amd", ("GPU-a1",), {}, {"ROCR_VISIBLE_DEVICES": "GPU-a1"}),
+        ("amd", (), {"HIP_VISIBLE_DEVICES": "1"}, {"HIP_VISIBLE_DEVICES": "1"}),
+        ("intel", ("1",), {}, {"ZE_AFFINITY_MASK": "1"}),
+        ("nvidia", (), {"CUDA_VISIBLE_DEVICES": "1"}, {}),
+    ],
+)
+def test_which_card_counts_is_said_once(target: str, gpus: tuple[str, ...], env: dict[str, str], found: dict[str, str]) -> None:
+    """Where all cards are handed in, one variable chooses; where one is, none may count it by its old number."""
+    workload = one({"cmd": "llama-server -m /m.gguf --port ${PORT}", "env": env}, target=target, gpus=gpus)
+    assert dict(workload.env) == found
+
+
+def test_addresses_of_this_host_are_told() -> None:
+    """A peer on loopback would be the container itself."""
+    text = dump({"models": {"m": {"cmd": "x --port ${PORT}"}}, "peers": {"west": {"proxy": "http://127.0.0.1:9000", "models": ["far"]}}})
+    config = load_config_text(text, env={})
+    assert "the peer west is at http://127.0.0.1:9000" in build(config, target="cpu").notes[0]
+    assert build(config, target="cpu", options=Options(bare=True)).notes == ()

@@ -73,14 +73,26 @@ class Basis:
         if vendor == "cpu":
             return Share()
         count = devices_count(model)
-        if self.options.mig:
-            return Share(vendor, count, self.options.gpus, self.options.mig)
         if self.options.gpus:
-            return Share(vendor, len(self.options.gpus), self.options.gpus)
+            return Share(vendor, count, self._dealt(model, count), self.options.mig)
+        if self.options.mig:
+            return Share(vendor, count, mig=self.options.mig)
         by_hand = engine.pinned_devices()
         named = by_hand or self._named([name for name in model.devices if name != "ram"])
         # Of more candidates than it takes, the first are as good as any: there is no scheduler to choose.
         return Share(vendor, count, named[:count] if len(named) >= count else ())
+
+    def _dealt(self, model: ModelConfig, count: int) -> tuple[str, ...]:
+        """Its part of the devices that the operator named: they go round among the models, in their order."""
+        given = self.options.gpus
+        if count > len(given):
+            raise BuildError(f"{model.id} wants {count} devices and --gpu names {len(given)}; name more, or lower its tensor parallel size")
+        before = sum(devices_count(other) for other in self._on_devices(until=model))
+        return tuple(given[(before + index) % len(given)] for index in range(count))
+
+    def _on_devices(self, until: ModelConfig) -> list[ModelConfig]:
+        ids = [model.id for model in self.config.models]
+        return [model for model in self.config.models[: ids.index(until.id)] if self.target_of(model) != "cpu"]
 
     def whole_share(self, config: Config) -> Share:
         """What greenroom itself is given: every device that is declared, else all."""

@@ -254,9 +254,9 @@ class Engines(Basis):
         operators = {name: launched.get(name, value) for name, value in model.env}
         extra = dict(container_env(model.container, model.env)) if model.container else {}
         merged = {**own, **wrapped, **operators, **extra}
-        if share.vendor == "amd" and share.devices:
-            merged["ROCR_VISIBLE_DEVICES"] = ",".join(share.devices)
-        return tuple((name, value) for name, value in merged.items() if name not in by_hand or share.vendor == "amd")
+        if share.vendor == "nvidia":
+            return tuple((name, value) for name, value in merged.items() if name not in by_hand)
+        return tuple((merged if by_hand else {**merged, **_choice(share)}).items())
 
     def _without_secrets(self, model: ModelConfig, engine: Generic, argv: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
         """A command that shows no secret: keys by the variable the engine knows, others through a shell that fills them in."""
@@ -299,6 +299,17 @@ class Engines(Basis):
                 f"{host} is reachable from other machines and engines do not ask for `apiKeys`: {without[0]} has no key of its own "
                 "(--api-key); publish on 127.0.0.1, put greenroom in front (--mode greenroom), or give --no-auth"
             )
+
+
+def _choice(share: Share) -> dict[str, str]:
+    """AMD's and Intel's cards are all handed in: which ones count is said to the engine."""
+    names = ",".join(share.devices)
+    by_index = all(name.isdigit() for name in share.devices)
+    if not names or (share.vendor == "intel" and not by_index):
+        return {}
+    if share.vendor == "intel":
+        return {"ZE_AFFINITY_MASK": names}
+    return {"HIP_VISIBLE_DEVICES" if by_index else "ROCR_VISIBLE_DEVICES": names}
 
 
 def _host_memory(model: ModelConfig, share: Share) -> int:

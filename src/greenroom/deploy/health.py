@@ -5,7 +5,7 @@ from __future__ import annotations
 from greenroom.deploy.intent import Probe
 
 TIMEOUT_S = 5
-RETRIES = 3
+RETRIES = 6  # a busy engine may answer late, and ending it costs everybody a load
 
 
 def command(probe: Probe) -> tuple[str, ...]:

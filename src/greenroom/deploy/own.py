@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
 
 from greenroom.config import write
 from greenroom.config.model import Config, ContainerConfig, ModelConfig
@@ -40,6 +41,7 @@ class Own(Basis):
             config = replace(config, models=tuple(self._inside(model, places) for model in config.models))
             peers = [replace(peer, tls_ca=places.place(os.path.abspath(peer.tls_ca))) if peer.tls_ca else peer for peer in config.peers]
             config = replace(config, peers=tuple(peers))
+            self._tell_of_loopback(config)
             if not is_loopback(host) and host not in ("0.0.0.0", "::") and host not in config.allowed_hosts and not config.keys:
                 config = replace(config, allowed_hosts=(*config.allowed_hosts, host))
         text = write.text_of(config, self.vault.keys, comments=self.head("The models, and how they share the devices."))
@@ -78,6 +80,14 @@ class Own(Basis):
             stop_s=OWN_STOP_S + max((model.stop_s_max for model in config.models), default=0.0),
             host_port=port,
         )
+
+    def _tell_of_loopback(self, config: Config) -> None:
+        """Addresses of this host that would mean the container itself."""
+        named = [(f"the peer {peer.id}", peer.url) for peer in config.peers]
+        named += [("tracing", config.tracing.endpoint)] if config.tracing is not None else []
+        for what, url in named:
+            if is_loopback(urlsplit(url).hostname or ""):
+                self.notes.append(f"{what} is at {url}, which is the container itself inside: write an address of this host instead.")
 
     def _at_home(self, model: ModelConfig, places: Places) -> ModelConfig:
         """The entry on its own host: only what was relative to where greenroom stood is made whole."""
