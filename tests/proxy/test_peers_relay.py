@@ -485,8 +485,9 @@ def test_a_client_that_hangs_up_ends_the_peers_work() -> None:
     on_uvloop(main)
 
 
-def test_a_slow_client_holds_its_peer_back() -> None:
-    """What is not read is not fetched."""
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_a_slow_client_holds_its_peer_back(tmp_path: Path, is_secure: bool) -> None:
+    """What is not read is not fetched, behind TLS as well; and slowness of the client is no silence of the peer."""
     sent = 0
 
     async def pours(seen: Seen, side: EngineSide) -> None:
@@ -497,17 +498,19 @@ def test_a_slow_client_holds_its_peer_back() -> None:
             sent += 64 << 10
 
     async def main() -> None:
-        async with a_far_world(pours, peers=[{"stall_s": 0.2}]) as far:
+        certificate = a_certificate(tmp_path)
+        engine = TlsEngine(pours, certificate) if is_secure else Engine(pours)
+        async with engine, a_far_world() as far:
+            tls = trusting(certificate[0]) if is_secure else None
+            far.take(a_peer("p0", engine.port, tls=tls, host="localhost" if is_secure else "127.0.0.1", stall_s=0.2))
             async with a_caller(far.world) as caller:
                 await caller.send(post(CHAT))
                 await caller.read_until(b"xxx")
-                seen = -1
-                while seen != sent:  # until nothing moves any more
-                    seen = sent
+                before = -1
+                while before != sent:  # until nothing moves any more
+                    before = sent
                     await asyncio.sleep(0.5)
                 assert sent < 40 << 20
-                rest = await caller.answer("POST") if not caller.raw else None
-                assert rest is None
                 data = len(bytes(caller.raw).partition(b"\r\n\r\n")[2])
                 while data < 64 << 20:
                     piece = await caller._read()
@@ -855,6 +858,22 @@ def test_an_upgrade_that_one_peer_refuses_goes_to_the_next() -> None:
             assert (await socket.open())[b"x-greenroom-peer"] == b"p1"
             await socket.send(TextMessage("hello"))
             assert await socket.message() == "hello"
+
+    on_uvloop(main)
+
+
+def test_clients_are_not_told_where_a_peer_lives() -> None:
+    """Neither its address nor its port, when nobody listens there; also with several addresses."""
+
+    async def main() -> None:
+        async with a_far_world() as far:
+            for host in ("127.0.0.1", "localhost", "no-such-host.invalid"):
+                far.take(a_peer("p0", 9, host=host))
+                answer = await ask(far)
+                assert (answer.status, error(answer)["code"]) == (502, "peer_failed")
+                message = error(answer)["message"]
+                assert message.startswith("No peer answered for far: p0: it takes no connection (")
+                assert not any(word in message for word in ("127.0.0.1", "::1", "localhost", "no-such-host", " 9"))
 
     on_uvloop(main)
 

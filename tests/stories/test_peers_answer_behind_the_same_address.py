@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.proxy.peer_world import TlsEngine, a_certificate, by
+
 from .rig import DEVICE, WAIT_S_MAX, Rig, codes, fake, together, until
 
 SECRET = "sk-of-the-peer-4711"
@@ -188,6 +190,25 @@ async def test_a_reload_moves_a_model_away_and_back_while_it_is_in_use(tmp_path:
         assert (await near.chat("m")).headers.get("x-greenroom-peer") is None
         assert (await away.rest()).done
         assert (await at_home.rest()).done
+
+
+async def test_a_peer_behind_tls_by_its_own_authority(tmp_path: Path) -> None:
+    """From the configuration to the wire: with `tls_ca` it answers, without it nothing is sent and the reason is told."""
+    certificate = a_certificate(tmp_path)
+    async with TlsEngine(by("tls"), certificate) as engine:
+        box = {"proxy": f"https://localhost:{engine.port}/base", "apiKey": SECRET, "models": ["m"], "tls_ca": str(certificate[0])}
+        strange = {**box, "models": ["n"], "tls_ca": None}
+        async with a_rig(tmp_path / "near", {}, config={"peers": {"box": box, "strange": strange}}) as near:
+            reply = await near.chat("m")
+            assert (reply.status, reply.json) == (200, {"by": "tls"})
+            refused = await near.chat("n")
+            assert (refused.status, refused.error["code"]) == (502, "peer_failed")
+            assert "its certificate cannot be trusted: self-signed certificate" in refused.error["message"]
+            chats = [seen for seen in engine.seen if seen.method == b"POST"]
+            assert [(seen.target, seen.values(b"authorization")) for seen in chats] == [
+                (b"/base/v1/chat/completions", [b"Bearer " + SECRET.encode()])
+            ]
+            await wait_peer(near, {"healthy": False}, "strange")  # probes find it, too
 
 
 @pytest.mark.engine

@@ -502,7 +502,9 @@ class Pool:
         except ssl.SSLCertVerificationError as exc:
             sink.unreachable(f"its certificate cannot be trusted: {exc.verify_message}")
         except (OSError, UnicodeError) as exc:
-            sink.unreachable(f"it takes no connection ({exc})")
+            # Clients are told; the addresses of a peer, which some errors hold, are not their business.
+            why = str(exc) if line is None else getattr(exc, "strerror", None) or "none of its addresses answers"
+            sink.unreachable(f"it takes no connection ({why})")
         else:
             sink.connected(upstream)
 
