@@ -117,6 +117,20 @@ def test_without_a_folder_they_are_printed(home: Path) -> None:
     assert sorted(path.name for path in home.iterdir()) == ["greenroom.yaml"]
 
 
+def test_a_full_disk_behind_standard_output_is_told(home: Path) -> None:
+    """No traceback, an exit code that tells."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [Path(sys.executable).with_name("greenroom"), "generate", "compose", "--target", "cpu"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "Error: standard output cannot be written: no space left on device\n")
+
+
 def test_files_say_how_they_were_made(home: Path) -> None:
     """The command in a file's head makes the same file, wherever it was put."""
     assert run("compose", "--target", "nvidia", "--gpu", "GPU-1", "--gpu", "GPU-2", "--name", "my set", "-o", "out").exit_code == 0

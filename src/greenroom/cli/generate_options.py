@@ -183,12 +183,12 @@ def emit(files: Files, given: Mapping[str, Any]) -> None:
     if folder is None:
         if given["diff"] or given["force"]:
             raise click.UsageError("--diff and --force are about files in a folder; name it with -o DIR")
-        click.echo(placing.stream(files), nl=False)
+        _print(placing.stream(files))
         return
     try:
         if given["diff"]:
             changes = placing.diff(files, folder)
-            click.echo(changes, nl=False)
+            _print(changes)
             if changes:
                 raise click.exceptions.Exit(EXIT_DIFFERENT)
             return
@@ -197,3 +197,12 @@ def emit(files: Files, given: Mapping[str, Any]) -> None:
         raise click.ClickException(str(exc)) from exc
     for path in written:
         click.echo(str(path))
+
+
+def _print(text: str) -> None:
+    try:
+        click.echo(text, nl=False)
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        raise click.ClickException(f"standard output cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
