@@ -98,5 +98,7 @@ def _shared(intent: Intent, form: str, given: dict[str, Any]) -> Files:
     plan = planner(needs, gpu, given["node_gpus"])
     intent, claims = shared(intent, plan)
     files = written(intent, form, replace(KubeOptions.of(intent.options), claims=claims))
+    if form == "plain":
+        return files
     beside = writer(plan, name=intent.name, namespace=OPERATOR, node="NODE", command=intent.options.get("command", ""))
     return {**files, **{f"gpus/{name}": text for name, text in beside.items()}}

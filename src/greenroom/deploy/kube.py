@@ -20,5 +20,7 @@ def kube(intent: Intent, form: str = "kustomize", options: KubeOptions | None = 
         raise Unfit(f"there is no form {form!r} for Kubernetes: it is one of {', '.join(FORMATS)}")
     options = options or KubeOptions.of(intent.options)
     intent = settled(intent)
+    if form == "plain":  # nothing beside it, so that it can go through a pipe
+        return plain(intent, options)
     built = {containerfile.FILE: intent.builds} if intent.builds else {}
     return dict(sorted({**FORMATS[form](intent, options), **loader(intent, options), **built}.items()))
