@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from greenroom.core.facts import Device, Model, Policy, Setup
-from greenroom.ledger.rows import RequestRow
+from greenroom.ledger.rows import RequestRow, TransitionRow
 from greenroom.planner.ttl import Choice, Use, auto_ttl, best_ttl, clairvoyant, fixed_ttl, gaps_of, histogram, round_up, ttl_advice, words
 
 UP_S = 10.0
@@ -105,6 +106,26 @@ def test_the_advice_lies_in_the_valley_between_bursts_and_pauses() -> None:
     assert suggested.gib_hours_day < 0.7 * by_name["5 min"].gib_hours_day
     assert suggested.cold_starts <= 1.1 * by_name["5 min"].cold_starts
     assert sum(count for _, count in one.bins) == one.gaps
+
+
+def test_what_nobody_wants_the_room_of_may_stay_for_ever() -> None:
+    """Without an eviction nothing is gained by stopping it, and it is no advice; with one it is.  Pinned models get none at all."""
+    rows, setup = rows_of(bursty(1)), setup_with(None)
+    (calm,) = ttl_advice(setup, rows, [])
+    assert (calm.enough, calm.matters) == (True, False)
+    assert calm.why.endswith("nobody lacked its room, and so it may as well stay")
+    left = TransitionRow(rows[3].at, "sql", 1, "stop", ("gpu0",), 1.0, True, evicted_for="other")
+    (wanted,) = ttl_advice(setup, rows, [left])
+    assert (wanted.matters, "nobody lacked" in wanted.why) == (True, False)
+    pinned = replace(setup, models=(replace(setup.models[0], pinned=True),))
+    assert ttl_advice(pinned, rows, [left]) == []
+
+
+def test_a_time_of_nothing_is_written_as_a_second() -> None:
+    """In a configuration 0 means never."""
+    rows = [row(n, n * 5000.0) for n in range(20)]
+    (one,) = ttl_advice(setup_with(300.0), rows, [])
+    assert one.suggested_s == 1.0
 
 
 def test_few_gaps_say_nothing_yet() -> None:

@@ -25,6 +25,9 @@ def ttl(models: tuple[str, ...], since: float, state_dir: str | None, ledger: st
         seen = past.read(state_dir, ledger, since)
         said = [one.plain() for one in ttl_advice(seen.setup, seen.requests, seen.transitions, seen.within)]
     known = {one["model"] for one in said}
+    pinned = {model.id for model in seen.setup.models if model.pinned}
+    if held := [name for name in models if name in pinned]:
+        raise client.Fault(f"{text.safe(held[0])} is pinned: it is never stopped, whatever its ttl")
     if missing := [name for name in models if name not in known]:
         raise client.Fault(f"{text.safe(missing[0])} was not asked for in that time; known are {text.shortened(sorted(known))}")
     said = [one for one in said if not models or one["model"] in models]

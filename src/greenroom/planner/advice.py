@@ -74,8 +74,7 @@ def _best_share(checked: Sequence[Thrash], base: Trial) -> float:
 
 def count(found: Sequence[Thrash], ttl: Sequence[TtlAdvice], size: Outgrown) -> int:
     """How many things there are to change."""
-    times = sum(one.enough and not one.now_auto and one.suggested_s != one.now_s for one in ttl)
-    return len(found) + times + (size.verdict in ("outgrown", "capacity"))
+    return len(found) + sum(one.matters for one in ttl) + (size.verdict in ("outgrown", "capacity"))
 
 
 def headline(found: Sequence[Thrash], size: Outgrown) -> dict[str, str] | None:

@@ -17,6 +17,7 @@ from .thrash import needs_of
 DAY_S = 86400.0
 GIB = 1024.0
 ENOUGH = 10  # gaps; fewer say nothing yet
+LEAST_TTL_S = 1.0  # in a configuration 0 means never
 GOOD = 1.02  # what costs so little more than the best is as good
 LIKELY_S = (30.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 14400.0)
 SHORT_S, LONG_S = 1.0, 7 * DAY_S  # shown: gaps below count with the first bin, above with the last
@@ -79,6 +80,7 @@ class TtlAdvice:
     why: str
     table: tuple[Choice, ...]
     bins: tuple[tuple[float, int], ...]  # upper edge in seconds, gaps up to it
+    matters: bool = False  # something would be gained by the change
 
     def plain(self) -> dict[str, Any]:
         return {
@@ -87,6 +89,7 @@ class TtlAdvice:
             "enough": self.enough,
             "now_s": self.now_s,
             "now_auto": self.now_auto,
+            "matters": self.matters,
             "suggested_s": None if self.suggested_s is None else round(self.suggested_s, 3),
             "why": self.why,
             "bins": [{"from_s": round(low, 3), "n": count} for low, count in self.bins],
@@ -167,18 +170,21 @@ def best_ttl(use: Use, worth_s: float) -> Choice:
 def ttl_advice(
     setup: Setup, requests: Sequence[RequestRow], transitions: Sequence[TransitionRow], within: Span | None = None
 ) -> list[TtlAdvice]:
-    """One per model that was used, those with most gaps first."""
+    """One per model that was used and may be stopped at all, those with most gaps first."""
     uses = uses_of(setup, requests, transitions, within)
     models: Mapping[str, Model] = {model.id: model for model in setup.models}
-    found = [_advice(models[name], use, setup.policy) for name, use in uses.items() if use.gaps_s or use.busy_s]
+    crowded = {device for row in transitions if row.evicted_for for device in row.devices}
+    used = [(models[name], use) for name, use in uses.items() if (use.gaps_s or use.busy_s) and not models[name].pinned]
+    found = [_advice(model, use, setup.policy, is_wanted=not crowded.isdisjoint(model.devices)) for model, use in used]
     return sorted(found, key=lambda one: (-one.gaps, one.model))
 
 
-def _advice(model: Model, use: Use, policy: Policy) -> TtlAdvice:
+def _advice(model: Model, use: Use, policy: Policy, *, is_wanted: bool) -> TtlAdvice:
+    """`is_wanted`: somebody had to leave the memory that it may sit on, so that it matters who stays there."""
     worth_s = policy.ttl_worth * use.up_s
     gaps = Gaps.of(use.gaps_s)
     enough = gaps.seen >= ENOUGH
-    suggested_s = round_up(gaps.best_stay_s(worth_s)) if enough else worth_s
+    suggested_s = max(LEAST_TTL_S, round_up(gaps.best_stay_s(worth_s))) if enough else worth_s
     now = fixed_ttl(use, model.ttl_s, remark="now") if not model.ttl_auto else None
     if now is not None and now.ttl_s and now.cost_s(worth_s) <= GOOD * fixed_ttl(use, suggested_s).cost_s(worth_s):
         suggested_s = now.ttl_s  # nothing to gain
@@ -189,6 +195,10 @@ def _advice(model: Model, use: Use, policy: Policy) -> TtlAdvice:
     if now is not None and not mine:
         best = replace(best, remark=f"now, {best.remark}")
     table = [*mine, best, *others, auto]
+    never = not model.ttl_auto and not model.ttl_s
+    why = _why(model, use, gaps, suggested_s, now, worth_s) if enough else f"not enough seen yet: {gaps.seen} of {ENOUGH} gaps"
+    if enough and never and not is_wanted:
+        why += "; but nobody lacked its room, and so it may as well stay"
     return TtlAdvice(
         model.id,
         gaps.seen,
@@ -196,9 +206,10 @@ def _advice(model: Model, use: Use, policy: Policy) -> TtlAdvice:
         model.ttl_auto,
         suggested_s if enough else None,
         enough,
-        _why(model, use, gaps, suggested_s, now, worth_s) if enough else f"not enough seen yet: {gaps.seen} of {ENOUGH} gaps",
+        why,
         tuple(table),
         histogram(use.gaps_s),
+        matters=enough and not model.ttl_auto and suggested_s != model.ttl_s and (is_wanted or not never),
     )
 
 

@@ -69,7 +69,7 @@ const quoted = text => (/^[A-Za-z0-9_.,:=@%+/-]+$/.test(text) ? text : `'${text.
 const tryIt = (changes, seen) => (changes?.length ? h('div', {class: 'try'}, h('p', {class: 'mut'}, 'Replay it with other values, nothing is started for that:'),
   h('pre', {tabindex: '0'}, replayOf(changes, seen)), h('button', {type: 'button', onclick: event => copy(replayOf(changes, seen), event.target)}, 'Copy command')) : null);
 
-const isChange = one => one.suggested_s != null && one.suggested_s !== one.now_s && !one.now_auto;
+const isChange = one => one.matters ?? (one.suggested_s != null && one.suggested_s !== one.now_s && !one.now_auto);
 const calm = (title, text) => h('div', {class: 'calm'}, h('h2', {}, title), h('p', {class: 'mut'}, text));
 
 /** What the figures rest on. */
