@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from click.testing import Result
 
 from greenroom.store.facts import Stored
 from greenroom.store.library import Library
+from greenroom.store.references import parse
 from tests.cli.conftest import run
 from tests.store.models import gguf
 from tests.store.test_library import BLOBS, ONE, TWO, WEIGHTS, begin_one, remote
@@ -53,6 +55,16 @@ class TestList:
         printed = greenroom(library, "list").stdout
         assert f"{ONE} is damaged and not served: `greenroom pull {ONE}` mends it" in printed
         assert f"{TWO}: 4 KiB of 8 KiB, was not pulled wholly; `greenroom pull {TWO}` goes on" in printed
+
+    def test_commands_that_are_told_can_be_pasted(self, tmp_path: Path, library: Library):
+        """Whatever a file is called."""
+        path = tmp_path / "$(touch evil);'x'.gguf"
+        path.write_bytes(WEIGHTS)
+        stored = library.adopt(parse(str(path)))
+        stored.entry.unlink()
+        greenroom(library, "verify")
+        told = re.findall(r"`greenroom pull (.*)`", greenroom(library, "list").stdout)
+        assert [shlex.split(command) for command in told] == [[str(stored.reference)]]
 
     def test_json(self, library: Library, stored: Stored):
         (model,) = json.loads(greenroom(library, "list", "--json").stdout)["models"]
@@ -133,8 +145,6 @@ class TestRm:
 
     def test_a_link_to_a_file_that_stays_gives_nothing_back(self, tmp_path: Path, library: Library):
         """Taken in by a hard link: the bytes are still the original's."""
-        from greenroom.store.references import parse
-
         (tmp_path / "m.gguf").write_bytes(gguf(5 << 20))
         taken = library.adopt(parse(str(tmp_path / "m.gguf")))
         if taken.entry.stat().st_nlink < 3:

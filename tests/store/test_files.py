@@ -132,6 +132,10 @@ class TestWhole:
         with pytest.raises(Damaged, match="one of 3 parts"):
             examined(tmp_path, {"model.gguf": gguf(fields={"split.count": 3})})
 
+    def test_parts_that_are_missing(self, tmp_path: Path):
+        with pytest.raises(Damaged, match="without m-00002-of-00002"):
+            examined(tmp_path, {"m-00001-of-00002.gguf": gguf()})
+
     def test_all_parts(self, tmp_path: Path):
         parts = {f"m-0000{part}-of-00002.gguf": gguf(seed=part, fields={"split.count": 2}) for part in (1, 2)}
         assert examined(tmp_path, parts)[1].format == "gguf"
@@ -139,7 +143,7 @@ class TestWhole:
     def test_shards_that_an_index_names(self, tmp_path: Path):
         index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
         data = {"model-1.safetensors": safetensors(), "model.safetensors.index.json": index}
-        with pytest.raises(Damaged, match=r"1 are missing, model-2\.safetensors"):
+        with pytest.raises(Damaged, match=r"without model-2\.safetensors"):
             examined(tmp_path, data)
         assert examined(tmp_path, {**data, "model-2.safetensors": safetensors()})[1].format == "safetensors"
 

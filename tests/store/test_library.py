@@ -425,7 +425,7 @@ class TestAdopt:
 
     def test_missing_parts(self, tmp_path: Path, library: Library):
         (tmp_path / "m-00001-of-00002.gguf").write_bytes(gguf(100))
-        with pytest.raises(StoreError, match=r"lacks 1 parts, m-00002-of-00002\.gguf"):
+        with pytest.raises(StoreError, match=r"without m-00002-of-00002\.gguf"):
             library.adopt(parse(str(tmp_path / "m-00001-of-00002.gguf")))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -92,7 +93,7 @@ def found(library: Library, name: str) -> Stored:
     except NotFound as fault:
         reference = unfinished_reference(library.partials(), name)
         if reference:
-            raise NotFound(f"{reference} is not wholly here: `greenroom pull {reference}` goes on with it") from None
+            raise NotFound(f"{reference} is not wholly here: `greenroom pull {shlex.quote(reference)}` goes on with it") from None
         raise fault
 
 
@@ -116,11 +117,11 @@ def page(models: Sequence[Stored], unfinished: Sequence[Unfinished], now: float)
     for stored in models:
         if stored.damaged:
             name = text.safe(str(stored.reference))
-            lines += ["", f"{name} is damaged and not served: `greenroom pull {name}` mends it"]
+            lines += ["", f"{name} is damaged and not served: `greenroom pull {shlex.quote(name)}` mends it"]
     for part in parts_of(unfinished):
         share = f"{size(part['done'])} of {size(part['size'])}"
         name = text.safe(part["reference"])
-        told = "is being pulled" if part["active"] else f"was not pulled wholly; `greenroom pull {name}` goes on"
+        told = "is being pulled" if part["active"] else f"was not pulled wholly; `greenroom pull {shlex.quote(name)}` goes on"
         lines += ["", f"{name}: {share}, {told}"]
     return lines
 
@@ -240,4 +241,6 @@ def parts_of(unfinished: Sequence[Unfinished]) -> list[dict[str, Any]]:
 
 
 def size(bytes_: int) -> str:
-    return text.size(bytes_ / MIB) if bytes_ >= MIB / 2 else f"{bytes_ / KIB:.0f} KiB"
+    if bytes_ >= MIB / 2:
+        return text.size(bytes_ / MIB)
+    return f"{bytes_ / KIB:.0f} KiB" if bytes_ >= KIB else f"{bytes_} B"

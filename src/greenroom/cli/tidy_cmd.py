@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -143,5 +144,5 @@ def told(results: Sequence[tuple[Stored, list[tuple[str, str]]]]) -> list[str]:
         if not bad:
             lines.append(f"{name}: {text.count(len(stored.files), 'file')}, {size(stored.size)}, as pulled")
         for path, why in bad:
-            lines.append(f"{name}: {text.safe(path)} is damaged: {text.safe(why)}; `greenroom pull {name}` mends it")
+            lines.append(f"{name}: {text.safe(path)} is damaged: {text.safe(why)}; `greenroom pull {shlex.quote(name)}` mends it")
     return lines

@@ -11,7 +11,7 @@ from pathlib import Path
 from greenroom.engines.gguf import GgufError, Header, read_header
 
 from .facts import Damaged, Description, ModelFile, StoreError
-from .roles import format_of, stem_of
+from .roles import format_of, missing_parts, some_of, stem_of
 
 MAGIC = b"GGUF"
 VERSIONS_READ = (2, 3)
@@ -76,6 +76,9 @@ def examine(folder: Path, files: Sequence[ModelFile], told: Description) -> tupl
         elif file.path.lower().endswith(".safetensors"):
             check_safetensors(path)
         found.append(file)
+    missing = missing_parts([file.path for file in files])
+    if missing:
+        raise Damaged(f"it is a split model without {some_of(missing)}")
     _check_split(headers)
     _check_index(folder, files)
     weights = [headers[file.path] for file in found if file.role == "weights" and file.path in headers]
@@ -141,7 +144,7 @@ def _check_index(folder: Path, files: Sequence[ModelFile]) -> None:
         below = file.path.rpartition("/")[0]
         wanted = {f"{below}/{name}" if below else str(name) for name in shards.values()} if isinstance(shards, dict) else set()
         if wanted - names:
-            raise Damaged(f"{file.path} needs {len(wanted)} shards, {len(wanted - names)} are missing, {min(wanted - names)} first")
+            raise Damaged(f"{file.path} names {len(wanted)} shards, and it came without {some_of(sorted(wanted - names))}")
 
 
 def _by_gguf(headers: Sequence[Header], told: Description) -> Description:
@@ -245,7 +248,7 @@ def local_files(path: Path) -> tuple[tuple[str, Path], ...]:
     Raises StoreError: nothing there, no model, parts missing, too many files.
     """
     from .layouts import FILES_MAX, check_paths
-    from .roles import missing_parts, role_of
+    from .roles import role_of
 
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
@@ -260,7 +263,7 @@ def local_files(path: Path) -> tuple[tuple[str, Path], ...]:
     check_paths([name for name, _ in files], what=str(path))
     missing = missing_parts([name for name, _ in files])
     if missing:
-        raise StoreError(f"{path} lacks {len(missing)} parts, {missing[0]} first: fetch them into the same folder")
+        raise StoreError(f"{path} is a split model without {some_of(missing)}: fetch the whole of it into the same folder")
     return tuple(files)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from .facts import Damaged, Description, ModelFile, NotFound, Reference, Refused, Remote, StoreError
 from .paths import safe_path, shown
 from .references import is_digest
-from .roles import format_of, missing_parts, role_of
+from .roles import format_of, missing_parts, role_of, some_of
 
 MANIFEST_BYTES_MAX = 4 << 20
 CONFIG_BYTES_MAX = 8 << 20
@@ -318,7 +318,7 @@ def _check(reference: Reference, files: Sequence[ModelFile], bytes_max: int) -> 
         raise NotFound(f"{reference} holds no weights: only {', '.join(sorted(file.path for file in files)[:5])}")
     missing = missing_parts([file.path for file in files])
     if missing:
-        raise NotFound(f"{reference} lacks {len(missing)} parts of a split model, {missing[0]} first: push it whole")
+        raise NotFound(f"{reference} is a split model without {some_of(missing)}: push it whole")
 
 
 def check_paths(paths: Sequence[str], *, what: str) -> None:

@@ -32,7 +32,7 @@ from .locks import Lock, is_held
 from .partial import About, Partial, recorded_bytes, remove_parts
 from .paths import safe_path
 from .placing import FULL, need_room, no_room, place, remove_tree, same_disk, sync_folder, take, write_whole
-from .references import is_digest, model_id, parse, parse_here
+from .references import is_digest, model_id, parse, parse_here, typed
 from .roles import entry_of, role_of
 from .unpacking import unpack
 
@@ -134,7 +134,7 @@ class Library:
         """As `find`, for use: raises NotFound when it is not here, Damaged when `verify` found it broken or a file is gone or cut."""
         stored = self.find(reference)
         if stored is None:
-            raise NotFound(f"{reference} is not here: `greenroom pull {reference}` fetches it")
+            raise NotFound(f"{reference} is not here: `greenroom pull {typed(reference)}` fetches it")
         check_usable(stored)
         return stored
 
@@ -715,7 +715,7 @@ def check_usable(stored: Stored) -> None:
     """Raises Damaged when a model was found broken, or when a file of it is gone or has another size."""
     if stored.damaged:
         raise Damaged(
-            f"{stored.reference} is damaged ({', '.join(stored.damaged[:3])}): `greenroom pull {stored.reference}` fetches it again"
+            f"{stored.reference} is damaged ({', '.join(stored.damaged[:3])}): `greenroom pull {typed(stored.reference)}` fetches it again"
         )
     for file in stored.files:
         try:
@@ -724,7 +724,7 @@ def check_usable(stored: Stored) -> None:
             size = -1
         if size != file.size:
             what = "is gone" if size < 0 else f"has {size:,} of {file.size:,} bytes"
-            raise Damaged(f"{file.path} of {stored.reference} {what}: `greenroom rm {stored.reference}` and pull it again")
+            raise Damaged(f"{file.path} of {stored.reference} {what}: `greenroom rm {typed(stored.reference)}` and pull it again")
 
 
 def hash_file(path: Path, progress: Callable[[int], None] = lambda done: None) -> str:

@@ -6,6 +6,7 @@ import difflib
 import ipaddress
 import os
 import re
+import shlex
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
@@ -105,6 +106,11 @@ def written(reference: Reference) -> str:
             path = reference.path if host else reference.path.removeprefix(f"{OLLAMA_NAMESPACE}/")
             return f"ollama://{host}{path}{tag}{digest}"
     return f"oci://{reference.host}/{reference.path}{tag}{digest}"
+
+
+def typed(reference: Reference) -> str:
+    """The canonical text as one writes it in a shell."""
+    return shlex.quote(written(reference))
 
 
 def model_id(reference: Reference) -> str:

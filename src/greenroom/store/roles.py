@@ -87,3 +87,8 @@ def missing_parts(paths: Sequence[str]) -> tuple[str, ...]:
         for part in range(1, min(int(match["parts"]), 10_000) + 1):
             wanted[f"{folder}{slash}{match['stem']}-{part:05}-of-{match['parts']}{match['ending']}"] = None
     return tuple(path for path in wanted if path not in have)
+
+
+def some_of(paths: Sequence[str]) -> str:
+    """The first, and how many more."""
+    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
