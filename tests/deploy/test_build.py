@@ -308,7 +308,7 @@ def test_the_image_holds_the_engines_that_are_used() -> None:
 def test_a_docker_command_is_taken_apart() -> None:
     """What people wrote for docker becomes a workload of its own: image, arguments, ports, mounts, devices, variables."""
     command = (
-        "docker run --rm --name x --gpus '\"device=0,2\"' --ipc=host -p127.0.0.1:${PORT}:8000 -v /srv/hub:/root/.cache/huggingface "
+        "docker run --rm --name x --gpus '\"device=0,2\"' --ipc=host -p127.0.0.1:${PORT}:8000 -v /srv/hub:/hub "
         "-v /srv/t.jinja:/t.jinja:ro -e HF_TOKEN -e HF_HUB_OFFLINE=1 --ulimit memlock=-1 vllm/vllm-openai:v0.11.0 --model org/m -tp 2"
     )
     config = load_config_text(dump({"startPort": 7100, "models": {"m": {"cmd": command, "healthCheckTimeout": 500}}}), env={})
@@ -318,7 +318,7 @@ def test_a_docker_command_is_taken_apart() -> None:
     assert workload.argv == ("--model", "org/m", "-tp", "2", "--served-model-name", "m")
     assert (workload.share.count, workload.share.devices, workload.shm_mib) == (2, ("0", "2"), 8192)
     assert {mount.target: (mount.source, mount.read_only) for mount in workload.mounts} == {
-        "/root/.cache/huggingface": ("/srv/hub", False),
+        "/hub": ("/srv/hub", False),
         "/t.jinja": ("/srv/t.jinja", True),
     }
     assert (workload.env, workload.secret_env) == ((("HF_HUB_OFFLINE", "1"),), (("HF_TOKEN", "HF_TOKEN"),))
