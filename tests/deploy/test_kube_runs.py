@@ -121,11 +121,10 @@ def test_the_pod_of_an_engine_serves(form: str, tmp_path: Path, llama_server: Pa
     """One pod a model: it answers on the port of its Service by the model's name, and is ready by its own probe."""
     start_port = free_port()
     config(tmp_path, tiny_chat, llama_server, free_port(), start_port)
+    found = objects(tmp_path / "out", "--mode", "engines", cwd=tmp_path)
     if form == "plain":
-        generate("kube", "--mode", "engines", "--target", "cpu", "--format", "plain", "-o", str(tmp_path / "out"), cwd=tmp_path)
+        generate("kube", "greenroom.yaml", "--mode", "engines", "--target", "cpu", "--format", form, "-o", "out", cwd=tmp_path)
         found = by_place(read_all((tmp_path / "out" / "all.yaml").read_text()))
-    else:
-        found = objects(tmp_path / "out", "--mode", "engines", cwd=tmp_path)
     ((name, controller),) = controllers(found).items()
     pod, box = controller["spec"]["template"]["spec"], container(controller)
     where = places(pod, found, tmp_path / "volumes")

@@ -19,12 +19,12 @@ from greenroom.deploy.kube_pod import (
     KubeOptions,
     Value,
     accelerators,
-    annotations,
     claim_name,
     config_name,
     is_claim,
     is_model_file,
     labels,
+    model_note,
     models_claim,
     models_folder,
     pod,
@@ -127,8 +127,8 @@ def _claim(name: str, whole: dict[str, str], mode: str, size: str, options: Kube
 
 def _own(workload: Workload, intent: Intent, options: KubeOptions) -> Iterator[Object]:
     meta: Value = {"name": workload.name, "labels": labels(workload, intent)}
-    if annotations(workload):
-        meta = {**meta, "annotations": annotations(workload)}
+    if model_note(workload):
+        meta = {**meta, "annotations": model_note(workload)}
     match = {"matchLabels": selector(workload, intent)}
     yield Object({"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": _service(workload, intent)}, workload=workload.name)
     yield Object(_controller(workload, intent, options, meta), workload=workload.name)
@@ -172,7 +172,7 @@ def _ingress(workload: Workload, intent: Intent) -> Value:
 def _controller(workload: Workload, intent: Intent, options: KubeOptions, meta: Value) -> Value:
     stateful = not workload.model and options.controller == "statefulset"
     template_meta: Value = {"labels": labels(workload, intent)}
-    notes = dict(annotations(workload))
+    notes = dict(model_note(workload))
     if any(mount.kind == "config" for mount in workload.mounts):
         notes[f"{PREFIX}/config-sha256"] = config_digest(intent)
     if notes:

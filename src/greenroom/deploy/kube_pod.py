@@ -52,7 +52,8 @@ class KubeOptions:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> KubeOptions:
         """From the options of an intent; Unfit where they cannot be followed."""
-        found = cls(**{name: options[name] for name in cls.__slots__ if name != "claims" and options.get(name)})
+        given: dict[str, Any] = {name: options[name] for name in cls.__slots__ if name != "claims" and options.get(name)}
+        found = cls(**given)
         for name, value, allowed in (("models", found.models, MODELS), ("controller", found.controller, CONTROLLERS)):
             if value not in allowed:
                 raise Unfit(f"{name} cannot be {value!r}: it is one of {', '.join(allowed)}")
@@ -81,7 +82,7 @@ def selector(workload: Workload, intent: Intent) -> dict[str, str]:
     return {"app.kubernetes.io/instance": workload.name, "app.kubernetes.io/part-of": intent.name}
 
 
-def annotations(workload: Workload) -> dict[str, str]:
+def model_note(workload: Workload) -> dict[str, str]:
     """The name that clients send, as it is: a label could not hold it."""
     return {f"{PREFIX}/model": workload.model} if workload.model else {}
 
