@@ -69,9 +69,7 @@ class ModelFile:
     digest: str = ""  # "" = not known before it was read (https, file)
     role: str = "weights"
     media_type: str = ""
-    # Inside a tar layer: the blob that holds it, and where its bytes begin there.  An uncompressed layer is fetched by ranges.
-    blob: str = ""
-    offset: int = 0
+    blob: str = ""  # the digest again where this is an archive: its files are known once it is here
 
 
 @dataclass(frozen=True, slots=True)

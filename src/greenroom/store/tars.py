@@ -1,6 +1,6 @@
 """Tar archives, read as strangers' and written to be the same every time.
 
-Read here, not by `tarfile`: a header may claim names and fields of gigabytes, and the place of each file's bytes is wanted.
+Read here, not by `tarfile`: a header may claim names and fields of gigabytes, and what comes out is bounded.
 """
 
 from __future__ import annotations
@@ -36,19 +36,12 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One entry.  `path` is safe; `offset` is where its bytes begin in the (unpacked) archive; `target` is what a link names."""
+    """One entry.  `path` is safe; `target` is what a link names."""
 
     path: str
     kind: str  # file | link | symlink | folder | device
     size: int
-    offset: int
     target: str = ""
-
-
-def index_tar(path: Path) -> tuple[Member, ...]:
-    """What an archive holds, read once.  Raises Damaged, Refused (unsafe names, too many members)."""
-    with opened(path) as stream:
-        return tuple(member for member, _ in members(stream, what=path.name))
 
 
 def opened(path: Path) -> BinaryIO:
@@ -90,7 +83,6 @@ def members(stream: Source, *, what: str, bytes_max: int = SIZE_MAX) -> Iterator
             safe_path(name, what=what) if name.strip("./") else ".",
             KINDS.get(kind, "other"),
             size if has_bytes else 0,
-            reader.at,
             fields.get("linkpath") or _decode(header[157:257]),
         )
         body = _Body(reader, size if has_bytes else 0)
