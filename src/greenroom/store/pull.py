@@ -124,6 +124,7 @@ class Puller:
             meter.at("done")
             return stored
         meter.total = sum({file.digest or file.path: file.size for file in remote.files}.values())
+        await self._remarked(remote, source)
         with self.library.pulling(remote) as pulling:
             await self._fetched(remote, source, pulling, meter)
             meter.at("publishing")
@@ -137,11 +138,14 @@ class Puller:
         remote, digests = await source.resolved(reference)
         if key is not None:
             return replace(remote, signed_by=await check(source.registry, as_oci(reference), digests, key))
-        if reference.scheme == "oci":
-            with contextlib.suppress(StoreError):  # it is only a remark
-                if await signatures_of(source.registry, reference, digests[0]):
-                    self.remark("it is signed; nobody asked whether by the right key (--verify-key FILE)")
         return remote
+
+    async def _remarked(self, remote: Remote, source: Fetched) -> None:
+        """That there is a signature which nobody checks.  Behind a mirror the registry itself may be out of reach: not asked then."""
+        if isinstance(source, Artifacts) and remote.reference.scheme == "oci" and not self.options.mirrors.get(remote.reference.host):
+            with contextlib.suppress(StoreError):
+                if not remote.signed_by and await signatures_of(source.registry, remote.reference, remote.digest):
+                    self.remark("it is signed, and nobody asked whether by the right key (--verify-key FILE)")
 
     async def _fetched(self, remote: Remote, source: Fetched, pulling: Pulling, meter: Meter) -> None:
         wanted = [Wanted(file, source.opener(remote, file), source.key(remote, file)) for file in pulling.wanted()]

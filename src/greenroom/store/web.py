@@ -108,6 +108,7 @@ class Web:
                 return answer
             answer.close()
             came_from, url = url, _joined(url, target)
+            self.guard.check(url, came_from)
             if came_from.origin() != url.origin():
                 headers = {name: value for name, value in headers.items() if name.lower() not in ("authorization", "cookie")}
         raise Refused(f"{came_from.host if came_from else url.host} redirects more than {HOPS_MAX} times: refused")
