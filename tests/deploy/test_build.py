@@ -13,7 +13,7 @@ from greenroom.config.model import Config
 from greenroom.config.yaml_out import dump
 from greenroom.deploy.build import BuildError, Options, build, guess_target
 from greenroom.deploy.containerfile import text_of
-from greenroom.deploy.intent import Workload
+from greenroom.deploy.intent import Mount, Workload
 from greenroom.deploy.references import config_of, engine_of
 from greenroom.store.references import parse
 from tests.deploy import sets
@@ -213,6 +213,9 @@ def test_what_is_measured_is_handed_on() -> None:
     [
         ("hf://org/m-GGUF:Q4_K_M", "llama-server -m ${MODEL_PATH} --port ${PORT}", ["--hf-repo", "org/m-GGUF:Q4_K_M"]),
         ("https://h/m.gguf", "llama-server --model ${MODEL_PATH} --port ${PORT}", ["--model-url", "https://h/m.gguf"]),
+        ("hf://org/m-GGUF:q4.gguf", "llama-server -m ${MODEL_PATH} --port ${PORT}", ["--hf-repo", "org/m-GGUF", "--hf-file", "q4.gguf"]),
+        ("hf://org/m@v1", "vllm serve ${MODEL_PATH} --port ${PORT} --revision x", ["serve", "org/m"]),
+        ("file:///srv/a%20b.gguf", "llama-server -m ${MODEL_PATH} --port ${PORT}", ["-m", "/models/a-b.gguf"]),
         ("hf://org/m", "vllm serve ${MODEL_PATH} --port ${PORT}", ["serve", "org/m"]),
         ("file:///srv/m.gguf", "llama-server -m ${MODEL_PATH} --port ${PORT}", ["-m", "/models/m.gguf"]),
     ],
@@ -220,7 +223,7 @@ def test_what_is_measured_is_handed_on() -> None:
 def test_an_engine_without_greenroom_fetches_its_model_itself(reference: str, entry: str, words: list[str]) -> None:
     """References become what the engine knows; no macro of greenroom is left in its command."""
     workload = one({"model": reference, "cmd": entry})
-    assert list(workload.argv[1:3]) == words
+    assert list(workload.argv[1 : len(words) + 1]) == words
     assert "${" not in repr(workload.argv)
 
 
@@ -233,6 +236,7 @@ def test_an_engine_without_greenroom_fetches_its_model_itself(reference: str, en
         ({"cmd": "llama-server -m ${MODEL_PATH} --port ${PORT}", "model": "ollama://x"}, {}, "--mode greenroom"),
         ({"cmd": "llama-server -m /m.gguf --port ${PORT}"}, {"listen": "0.0.0.0:8080"}, "m has no key of its own"),
         ({"cmd": "llama-server -m /m.gguf --port ${PORT}"}, {"listen": "0.0.0.0:8080", "mode": "greenroom"}, "no API keys"),
+        ({"cmd": "llama-server -m ${MODEL_PATH} -md ${MODEL_DIR}/d --port ${PORT}", "model": "hf://o/r"}, {}, "--mode greenroom"),
         ({"cmd": "llama-server -m /m.gguf --port ${PORT}"}, {"listen": "nowhere"}, "HOST:PORT"),
         ({"cmd": "llama-server -m /m.gguf --port ${PORT}"}, {"mig": "half"}, "MIG profile"),
         ({"cmd": "sh -c 'sglang serve --port ${PORT} --api-key sk-12345'"}, {"target": "nvidia"}, "holds a secret"),
@@ -287,7 +291,7 @@ def test_references_make_a_configuration() -> None:
     assert [model.argv[0] for model in config.models] == ["llama-server", "llama-server", "vllm", "llama-server"]
     assert len({model.id for model in config.models}) == 4
     again = load_config_text(build(config, target="nvidia").config_text, env={})
-    assert [model.reference for model in again.models] == [str(parse(text)) for text in texts]
+    assert [model.reference for model in again.models] == [*(str(parse(text)) for text in texts[:3]), "file:///models/a-b.gguf"]
     with pytest.raises(BuildError, match="given twice"):
         config_of([parse(texts[0]), parse(texts[0])])
     with pytest.raises(BuildError, match="no engine"):
@@ -358,3 +362,11 @@ def test_addresses_of_this_host_are_told() -> None:
     config = load_config_text(text, env={})
     assert "the peer west is at http://127.0.0.1:9000" in build(config, target="cpu").notes[0]
     assert build(config, target="cpu", options=Options(bare=True)).notes == ()
+
+
+def test_a_file_by_reference_is_mounted_for_greenroom() -> None:
+    """`model: file://…` names a file of the host: inside it is where it was mounted."""
+    entry = {"model": "file:///srv/a%20b.gguf", "cmd": "llama-server -m ${MODEL_PATH} --port ${PORT}"}
+    intent = build(load_config_text(dump({"models": {"m": entry}}), env={}), target="cpu")
+    assert intent.config.models[0].reference == "file:///models/a-b.gguf"
+    assert Mount("bind", "/srv/a b.gguf", "/models/a-b.gguf") in intent.workloads[0].mounts

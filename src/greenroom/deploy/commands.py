@@ -45,15 +45,6 @@ def with_words(model: ModelConfig, words: Mapping[str, str]) -> ModelConfig:
     return replace(model, argv=tuple(map(fill, model.argv)), env=tuple((name, fill(value)) for name, value in model.env), reference="")
 
 
-def swapped(argv: tuple[str, ...], flag: str, value: str) -> tuple[str, ...]:
-    """`--model ${MODEL_PATH}` by the engine's own way to fetch; () when the command uses the path elsewhere too."""
-    for position, word in enumerate(argv[:-1]):
-        if word in ("-m", "--model") and argv[position + 1] == "${MODEL_PATH}":
-            swapped = (*argv[:position], flag, value, *argv[position + 2 :])
-            return () if any("${MODEL_" in word for word in swapped) else swapped
-    return ()
-
-
 def filled(script: tuple[str, ...], launched: tuple[str, ...]) -> tuple[str, ...]:
     """The renamed words of a script with the port that the launch has filled in."""
     port = next((match[0] for word in launched for match in [re.search(r"(?<=--port[ =])\d+", word)] if match), "")

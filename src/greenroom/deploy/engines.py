@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from greenroom.config import secrets, write
 from greenroom.config.model import ContainerConfig, ModelConfig
-from greenroom.deploy import docker_run, images
+from greenroom.deploy import docker_run, fetching, images
 from greenroom.deploy.basis import PORTS_END, Basis, BuildError
 from greenroom.deploy.commands import (
     container_env,
@@ -23,13 +23,11 @@ from greenroom.deploy.commands import (
     renumbered,
     secrets_of,
     shell_word,
-    swapped,
     volume_mounts,
-    with_words,
     without_flag,
 )
 from greenroom.deploy.intent import Intent, Mount, Probe, Share, Workload
-from greenroom.deploy.names import label, labels
+from greenroom.deploy.names import labels
 from greenroom.deploy.places import CACHE_PLACE, CACHE_VARIABLES, Places
 from greenroom.deploy.vault import variable_name
 from greenroom.engines.devices import PIN_VARIABLES
@@ -79,8 +77,10 @@ class Engines(Basis):
         if engine.command.client:
             return self._client(model, engine, name, host_port)
         image = self._image(model, engine)
-        model, fetched = self._fetched(model, engine)
-        places = Places(inside=tuple(mount.target for mount in fetched))
+        fetched = fetching.by_engine(model, engine.kind)
+        model = fetched.model
+        self.notes += [fetched.note] if fetched.note else []
+        places = Places(inside=tuple(mount.target for mount in fetched.mounts))
         engine = dialect(replace(model, container=ContainerConfig("podman", image, *kept(model.container))))
         launch = engine.launch(port, ())
         share = self.share(model, engine)
@@ -90,7 +90,7 @@ class Engines(Basis):
         argv, secret_argv = self._without_secrets(model, engine, argv)
         secret_env = {**secret_argv, **{key: self.vault.keys[value] for key, value in env if value in self.vault.keys and is_secret(key)}}
         mounts = (
-            *fetched,
+            *fetched.mounts,
             *(volume_mounts(model.container.volumes) if model.container else ()),
             *places.mounts(),
             *self._caches(engine, env),
@@ -185,33 +185,6 @@ class Engines(Basis):
                 f"{model.id}: its engine ({engine.kind}) has {known}; name one with --engine-image {shlex.quote(model.id)}=IMAGE"
             )
         return image
-
-    def _fetched(self, model: ModelConfig, engine: Generic) -> tuple[ModelConfig, tuple[Mount, ...]]:
-        """A model that comes from a registry: where the engine finds it without greenroom's store."""
-        if not model.reference:
-            return model, ()
-        scheme, _, rest = model.reference.partition("://")
-        if scheme in ("oci", "docker"):
-            place = f"/models/{label(model.id)}"
-            words = {"${MODEL_PATH}": f"{place}/models/model.file", "${MODEL_DIR}": f"{place}/models"}
-            self.notes.append(f"{model.id}: {rest} must be an OCI image (`greenroom push --layout image`); its files are mounted from it.")
-            return with_words(model, words), (Mount("image", rest, place),)
-        if scheme == "file":
-            path = rest if rest.startswith("/") else f"/{rest}"
-            return with_words(model, {"${MODEL_PATH}": path, "${MODEL_DIR}": os.path.dirname(path)}), ()
-        if scheme == "hf" and engine.kind in ("vllm", "sglang", "tei"):
-            return with_words(model, {"${MODEL_PATH}": rest.partition(":")[0], "${MODEL_DIR}": rest.partition(":")[0]}), ()
-        native = {"hf": "--hf-repo", "https": "--model-url", "http": "--model-url"}.get(scheme)
-        if (
-            native
-            and engine.kind == "llama_server"
-            and (fetching := swapped(model.argv, native, model.reference if scheme != "hf" else rest))
-        ):
-            return replace(model, argv=fetching, reference=""), ()
-        raise BuildError(
-            f"{model.id}: {engine.kind} cannot fetch {model.reference} by itself; deploy greenroom in front (--mode greenroom), "
-            "or push the model to a registry as an OCI image"
-        )
 
     def _engine_argv(
         self, model: ModelConfig, engine: Generic, argv: tuple[str, ...], image: str, places: Places, share: Share

@@ -11,6 +11,7 @@ from greenroom.config.model import Config, ContainerConfig, ModelConfig
 from greenroom.deploy import images
 from greenroom.deploy.basis import OWN_PORT, Basis
 from greenroom.deploy.commands import container_env, dialect, on_host
+from greenroom.deploy.fetching import reference_of
 from greenroom.deploy.intent import Intent, Mount, Probe, Workload
 from greenroom.deploy.places import CACHE_PLACE, Places
 from greenroom.engines.discovery import PROGRAM
@@ -119,8 +120,12 @@ class Own(Basis):
             self.notes.append(
                 f"{model.id}: its working directory {model.cwd!r} is not there inside; relative paths of its command were resolved."
             )
+        reference = reference_of(model)
+        where = model.reference
+        if reference is not None and reference.scheme == "file":
+            where = str(replace(reference, path=places.place(reference.path)))
         stop = places.argv(model.stop_argv, lambda word: on_host(engine, word)) if model.stop_argv else ()
-        return replace(model, argv=argv, env=env, cwd=None, container=None, stop_argv=stop)
+        return replace(model, argv=argv, env=env, cwd=None, container=None, stop_argv=stop, reference=where)
 
     def _program_inside(self, argv: tuple[str, ...], engine: Generic) -> tuple[str, ...]:
         """A llama-server of the host, or one inside an image, is the image's own one by name."""

@@ -19,9 +19,23 @@ DIGEST_CHARS = 8
 SPLIT = re.compile(r"-\d{5}-of-\d{5}\.[A-Za-z0-9]+$")  # its other parts lie beside it
 FILES = (".gguf", ".jinja", ".jinja2", ".safetensors", ".gbnf", ".mmproj")  # endings that make a relative word a file
 
-# Flags whose value looks like a path and is none: URLs' paths and names for clients.
+# Flags whose value looks like a path and is none: URLs' paths, names for clients, names on a hub.
 NO_PATHS = frozenset(
-    {"--api-prefix", "--root-path", "--url-prefix", "--served-model-name", "--alias", "-a", "--metrics-path", "--prefix", "-p", "--prompt"}
+    [
+        *(
+            "--api-prefix",
+            "--root-path",
+            "--url-prefix",
+            "--metrics-path",
+            "--prefix",
+            "--served-model-name",
+            "--alias",
+            "-a",
+            "-p",
+            "--prompt",
+        ),
+        *("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-hfd", "--hf-repo-draft", "-hfv", "--hf-repo-v", "-hffv", "--hf-file-v"),
+    ]
 )
 # Variables that name folders an engine writes to, or files it reads; they keep their values, so the same path is mounted.
 CACHE_VARIABLES = frozenset(
