@@ -161,6 +161,14 @@ class TestWhole:
 
 
 class TestLocal:
+    def test_a_folder_that_holds_everything_is_no_model(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        """Somebody names the root of the disk: it is not read to its end."""
+        monkeypatch.setattr("greenroom.store.gguf_files.ENTRIES_MAX", 10)
+        for number in range(11):
+            (tmp_path / f"{number}.gguf").write_bytes(b"")
+        with pytest.raises(StoreError, match="name the folder of one model"):
+            local_files(tmp_path)
+
     def test_a_glob_in_a_name_is_only_a_name(self, tmp_path: Path):
         for part in (1, 2):
             (tmp_path / f"m[12]*-0000{part}-of-00002.gguf").write_bytes(gguf())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ VERSIONS_READ = (2, 3)
 SAFETENSORS_HEADER_BYTES_MAX = 100 << 20
 CONFIG_BYTES_MAX = 64 << 20  # indexes of the largest models have a few MiB
 LICENSE_CHARS_MAX = 100
+ENTRIES_MAX = 20_000  # below the folder of a model
 
 # llama.cpp's numbers for how most tensors of a file are stored
 FILE_TYPES: Mapping[int, str] = {
@@ -247,12 +249,11 @@ def local_files(path: Path) -> tuple[tuple[str, Path], ...]:
 
     Raises StoreError: nothing there, no model, parts missing, too many files.
     """
-    from .layouts import FILES_MAX, check_paths
+    from .layouts import check_paths
     from .roles import role_of
 
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
-        files = [(file.relative_to(path).as_posix(), file) for file in found[: FILES_MAX + 1]]
+        files = [(file.relative_to(path).as_posix(), file) for file in _below(path)]
         files = [(name, file) for name, file in files if role_of(name) != "other"]
     elif path.is_file():
         files = [(file.name, file) for file in _together(path)]
@@ -267,8 +268,17 @@ def local_files(path: Path) -> tuple[tuple[str, Path], ...]:
     return tuple(files)
 
 
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+def _below(folder: Path) -> list[Path]:
+    """All files, sorted, hidden ones left out.  Raises StoreError for a folder that can be no model's."""
+    found: list[Path] = []
+    seen = 0
+    for here, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        seen += len(folders) + len(names)
+        if seen > ENTRIES_MAX:
+            raise StoreError(f"{folder} has more than {ENTRIES_MAX:,} files and folders below it: name the folder of one model")
+        found += [Path(here, name) for name in names if not name.startswith(".")]
+    return sorted(file for file in found if file.is_file())
 
 
 def _together(path: Path) -> list[Path]:
