@@ -6,6 +6,7 @@ Every answer takes well below a second with a million requests; bench/ledger.py 
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,9 +21,10 @@ from .rows import BootRow, EventRow, RequestRow, SampleRow, TellRow, TransitionR
 T = TypeVar("T")
 OUTCOMES: Final = ("ok", "client_gone", "engine_broke", "cut", "refused")
 EVER: Final = 1e18  # as a time
-GAP_REQUESTS_MAX: Final = 100_000  # the newest of a model, looked at for its gaps
+GAP_REQUESTS_MAX: Final = 50_000  # the newest of a model, looked at for its gaps
 PIECES_AT_ONCE: Final = 16
-WAITS_MAX: Final = 200_000  # the newest, looked at for percentiles
+WAITS_MAX: Final = 50_000  # the newest, looked at for percentiles and pairs
+PEAKS_A_SPAN: Final = 2  # at least; else samples are looked at one by one
 SLACK_S: Final = 5.0  # by which clocks may have been moved while one pack was filled
 LONGEST_S: Final = packs.DURATION_S_MAX + SLACK_S  # between the arrivals in one pack, at most
 NEXT_MODEL: Final = "SELECT model FROM {} WHERE model > ? ORDER BY model LIMIT 1"
@@ -104,7 +106,7 @@ class Reads:
             where.append(("outcome = ?", outcome))
         if model is not None:
             where.append(("model = ?", model))
-        if waited_over_s is not None and waited_over_s >= schema.WAITED_S:
+        if waited_over_s is not None:
             index = "INDEXED BY requests_waited"
             where.append((f"waited_s >= {schema.WAITED_S}", None))
         elif model is not None:
@@ -120,7 +122,12 @@ class Reads:
         else:
             parts = [[*where, *span]]
         columns = f"id, {schema.REQUEST_COLUMNS}"
-        found = [row for part in parts for row in self._list("requests", columns, f"{index} ", part, limit + 1)]
+        if len(parts) == 1:
+            found = self._list("requests", columns, f"{index} ", parts[0], limit + 1)
+        else:  # of each the places in the index, and of these the newest
+            places = [place for part in parts for place in self._list("requests", "at, id", f"{index} ", part, limit + 1)]
+            places.sort(reverse=True)
+            found = self._of("requests", columns, [id for _, id in places[: limit + 1]])
         if waited_over_s is None and outcome in (None, "ok"):
             found += self._packed(since, until, model, cursor, limit + 1)
         found.sort(key=lambda row: (row[1], row[0]), reverse=True)
@@ -199,23 +206,42 @@ class Reads:
         return _page(self._list("tells", f"id, {schema.TELL_COLUMNS}", "", where, limit + 1), schema.tell_from, limit)
 
     def samples(self, since: float, until: float, *, device: str, limit: int = 1000) -> tuple[SampleRow, ...]:
-        """Oldest first, for a chart.  Of more than `limit`, the one with the most use of each of so many spans of time."""
+        """Oldest first, for a chart.  Of more than `limit`, the one with the most use of each of so many spans of time.
+
+        Spans of a quarter of an hour and more may begin and end some minutes off.
+        """
         columns = f"id, {schema.SAMPLE_COLUMNS}"
         where = "WHERE device = ? AND at >= ? AND at < ?"
-        ((count,),) = self._all(f"SELECT count(*) FROM samples {where}", device, since, until)
+        ((count,),) = self._all(f"SELECT count(*) FROM (SELECT 1 FROM samples {where} LIMIT ?)", device, since, until, limit + 1)
+        step_s = (until - since) / limit
         if count <= limit:
             found = self._all(f"SELECT {columns} FROM samples {where} ORDER BY at", device, since, until)
+        elif step_s >= PEAKS_A_SPAN * schema.PEAK_S:
+            found = self._of("samples", columns, self._peaks(since, until, device, step_s))
+            found = sorted((row for row in found if since <= row[1] < until), key=_by_time)
         else:
             # Beside max() SQLite takes the other columns from the row that has it.
             peaks = f"SELECT id, max(used_mib) FROM samples {where} GROUP BY CAST((at - ?) / ? AS INTEGER)"
-            step_s = (until - since) / limit
             chosen = f"SELECT {columns} FROM samples WHERE id IN (SELECT id FROM ({peaks})) ORDER BY at"
             found = self._all(chosen, device, since, until, since, step_s)
         return tuple(map(schema.sample_from, found))
 
+    def _peaks(self, since: float, until: float, device: str, step_s: float) -> list[int]:
+        """The ids of the samples with the most use, one of each span of time."""
+        slots = int(since // schema.PEAK_S), int(until // schema.PEAK_S)
+        found: dict[int, tuple[int, int]] = {}
+        sql = "SELECT slot, coalesce(used_mib, -1), sample FROM peaks WHERE device = ? AND slot >= ? AND slot <= ?"
+        for slot, used_mib, sample in self._all(sql, device, *slots):
+            span = int((slot - slots[0]) * schema.PEAK_S // step_s)
+            found[span] = max(found.get(span, (-1, 0)), (used_mib, sample))
+        return [sample for _, sample in found.values()]
+
     def events(self, since: float | None = None, until: float | None = None, *, run: int | None = None) -> Iterator[EventRow]:
         """Oldest first, as they happened, each with its actions; of one run, or of all."""
         low, high, last = since if since is not None else -EVER, until if until is not None else EVER, 0
+        if since is not None:
+            ((first,),) = self._all("SELECT coalesce(min(id), 1) FROM journal INDEXED BY journal_until WHERE until >= ?", low)
+            last = first - 1
         which = "" if run is None else f"AND run = {int(run)} "
         while True:
             pieces = self._all(
@@ -287,13 +313,14 @@ class Reads:
         return found
 
     def pairs(self, since: float | None = None, until: float | None = None, *, slow_s: float = 1.0, limit: int = 50) -> tuple[Pair, ...]:
-        """Who was served before whom, where it waited at least `slow_s`; most time waited first."""
+        """Who was served before whom, where it waited at least `slow_s`; most time waited first.  Of very many, the newest."""
         where = [(f"waited_s >= {schema.WAITED_S}", None), ("waited_s >= ?", slow_s), ("before <> ''", None), *self._window(since, until)]
         sql, values = _where(where)
         found = self._all(
-            "SELECT before, model, count(*), sum(waited_s), max(waited_s) FROM requests INDEXED BY requests_waited "
-            f"{sql} GROUP BY before, model ORDER BY 4 DESC LIMIT ?",
+            "SELECT before, model, count(*), sum(waited_s), max(waited_s) FROM (SELECT before, model, waited_s FROM requests "
+            f"INDEXED BY requests_waited {sql} ORDER BY at DESC LIMIT ?) GROUP BY before, model ORDER BY 4 DESC LIMIT ?",
             *values,
+            WAITS_MAX,
             limit,
         )
         return tuple(Pair(*row) for row in found)
@@ -362,6 +389,9 @@ class Reads:
     def _all(self, sql: str, *values: Any) -> list[Any]:
         with self._db() as db:
             return db.execute(sql, values).fetchall()
+
+    def _of(self, table: str, columns: str, ids: Sequence[int]) -> list[Any]:
+        return self._all(f"SELECT {columns} FROM {table} WHERE id IN (SELECT value FROM json_each(?))", json.dumps(ids))
 
     def _list(self, table: str, columns: str, index: str, where: list[tuple[str, Any]], limit: int | None) -> list[Any]:
         sql, values = _where(where)

@@ -20,6 +20,8 @@ from .rows import BootRow, EventRow, RequestRow, SampleRow, TellRow, TransitionR
 
 FILE: Final = "journal.sqlite"  # in the state directory
 RUN_SHIFT: Final = 32  # a request's id: its run (the boot of its server's start), then its number
+PEAK_S: Final = 300
+SLOT: Final = f"CAST({{}} / {PEAK_S} AS INTEGER)"  # of a time
 WAITED_S: Final = 0.001  # requests that waited less are not in the index of those that waited
 
 # Each statement list leads from the schema of its place to the next one; a new file takes all of them.
@@ -63,6 +65,17 @@ STEPS: Final = (
         "CREATE INDEX packs_at ON packs (at, since)",
         "CREATE INDEX packs_model ON packs (model, at, since, count)",
         "CREATE INDEX packs_number ON packs (run, high, low)",
+    ),
+    (
+        # Of each device and PEAK_S the sample with the most use: what a chart of weeks is made of.
+        "CREATE TABLE peaks (device TEXT NOT NULL, slot INTEGER NOT NULL, sample INTEGER NOT NULL, used_mib INTEGER, "
+        "PRIMARY KEY (device, slot)) WITHOUT ROWID",
+        f"INSERT INTO peaks SELECT device, {SLOT.format('at')}, id, max(used_mib) FROM samples GROUP BY 1, 2",
+        f"CREATE TRIGGER samples_in AFTER INSERT ON samples BEGIN INSERT INTO peaks VALUES (new.device, {SLOT.format('new.at')}, new.id, "
+        "new.used_mib) ON CONFLICT (device, slot) DO UPDATE SET sample = excluded.sample, used_mib = excluded.used_mib "
+        "WHERE excluded.used_mib > coalesce(peaks.used_mib, -1); END",
+        "CREATE TRIGGER samples_out AFTER DELETE ON samples BEGIN DELETE FROM peaks WHERE device = old.device "
+        f"AND slot = {SLOT.format('old.at')} AND sample = old.id; END",
     ),
 )
 VERSION: Final = len(STEPS)
