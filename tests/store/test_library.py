@@ -490,6 +490,13 @@ class TestDisk:
         assert files_in(library.root) == before
         assert library.verify(stored) == ()
 
+    def test_taking_in_a_file_of_another_disk(self, tmp_path: Path, small_disk: Path):
+        """No link leads from one disk to another: it is copied."""
+        (tmp_path / "m.gguf").write_bytes(WEIGHTS)
+        stored = Library(small_disk / "store").adopt(parse(str(tmp_path / "m.gguf")))
+        (tmp_path / "m.gguf").write_bytes(b"other")
+        assert contents(stored) == {"m.gguf": WEIGHTS}
+
     def test_several_writers_meet_a_full_disk(self, small_disk: Path):
         """All of them are told; nothing is left, and the next one may begin."""
         library = Library(small_disk / "store")
