@@ -321,7 +321,8 @@ class Library:
         document = {"reference": str(reference), "digest": digest, "pulled_at": now}
         write_whole(self._ref_path(reference), json.dumps(document, indent=1).encode())
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
+        """Make its folders, the first one for nobody else's eyes; raises OSError."""
         if not self.root.exists():
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         for folder in ("blobs/sha256", "models", "refs", "partial", "work", "locks"):
@@ -330,7 +331,7 @@ class Library:
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         with self._writing():
-            self._prepare()
+            self.prepare()
             with Lock.wait(self.root / "locks" / "store"):
                 yield
 

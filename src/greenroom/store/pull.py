@@ -187,7 +187,7 @@ class Puller:
         name = hashlib.sha256(str(reference).encode("utf-8", "surrogatepass")).hexdigest()
         waited = False
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            self.library.prepare()
             while (lock := Lock.attempt(folder / f"pull-{name}")) is None:
                 waited = True
                 parts = [part for part in self.library.partials() if part.reference == str(reference)]
