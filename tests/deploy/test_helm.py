@@ -90,7 +90,7 @@ def test_values_change_what_they_name(tmp_path: Path) -> None:
         "imagePullPolicy": "Always",
         "replicas": 2,
         "resources": {"requests": {"cpu": "2"}},
-        "gpu": {"nvidia.com/mig-3g.40gb": 1},
+        "gpu": {"nvidia.com/gpu": None, "nvidia.com/mig-3g.40gb": 1},
         "tolerations": [],
         "nodeSelector": {"disk": "fast"},
         "affinity": {"nodeAffinity": {}},
@@ -121,7 +121,7 @@ def test_values_change_what_they_name(tmp_path: Path) -> None:
     assert template["metadata"]["annotations"]["a"] == "{{ b }}"
     pod, (box,) = template["spec"], template["spec"]["containers"]
     assert (box["image"], box["imagePullPolicy"]) == ("registry.local/engine:2", "Always")
-    assert box["resources"]["limits"]["nvidia.com/mig-3g.40gb"] == "1"
+    assert {name: count for name, count in box["resources"]["limits"].items() if "/" in name} == {"nvidia.com/mig-3g.40gb": "1"}
     assert box["resources"]["requests"]["cpu"] == "2"
     assert box["args"][-2:] == ["--verbose", "$(X)"]
     assert box["env"][-1] == {"name": "X", "value": "y"}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from greenroom.config.model import Config, KeyConfig
@@ -388,6 +390,21 @@ def test_the_image_that_no_registry_has_comes_with_its_containerfile() -> None:
         assert any("push it, and generate again with --image" in text for text in files.values())
 
 
+def test_what_stands_below_the_models_has_a_place_to_stand() -> None:
+    """A volume that is read-only can hold no mount of another: then each file is mounted by itself."""
+    mounts = (Mount("image", "registry.local/agent:1", "/models/agent"), Mount("bind", "/srv/chat.jinja", "/models/chat.jinja"))
+    (one,) = controllers(made(engines(("a",), mounts=mounts))).values()
+    boxes = {box["mountPath"]: box for box in container(one)["volumeMounts"]}
+    assert boxes["/models/chat.jinja"] == {
+        "name": "models",
+        "mountPath": "/models/chat.jinja",
+        "subPath": "chat.jinja",
+        "readOnly": True,
+    }
+    assert boxes["/models/agent"]["readOnly"]
+    assert "/models" not in boxes
+
+
 def test_folders_of_a_node_are_mounted_each_by_itself() -> None:
     """With --models hostpath."""
     (one,) = controllers(made(engines(("a",), mounts=FOLDERS), models="hostpath")).values()
@@ -428,6 +445,15 @@ def test_what_cannot_be_is_refused_with_the_reason() -> None:
         kube(replace(CASES["engines 1"], workloads=()))
     with pytest.raises(Unfit, match="--models-image"):
         kube(CASES["engines 1"], options=KubeOptions.of({"models": "image"}))
+    for name, wrong in (("models_size", "big"), ("storage_class", "a b"), ("accelerator", "gpu"), ("models_image_path", "../etc")):
+        with pytest.raises(Unfit, match=f"{name.replace('_', ' ')} cannot be {re.escape(repr(wrong))}: write one such as"):
+            KubeOptions.of({name: wrong})
+    with pytest.raises(Unfit, match="cannot be a namespace"):
+        kube(replace(CASES["engines 1"], namespace="My Space"))
+    with pytest.raises(Unfit, match="no variable called 'A B'"):
+        kube(engines(("a",), env=(("A B", "x"),)))
+    with pytest.raises(Unfit, match="at most 52 characters"):
+        kube(whole(("a",), name="g" * 60), options=KubeOptions(controller="statefulset"))
     with pytest.raises(Unfit, match="is one of pvc, image, hostpath"):
         KubeOptions.of({"models": "nfs"})
     with pytest.raises(Unfit, match="two things at /models"):
@@ -456,6 +482,12 @@ def test_prometheus_is_let_in_only_when_asked(tmp_path: Path) -> None:
         name: [name] for name in services
     }
     assert sum(kind == "NetworkPolicy" for kind, _ in found) == 2 * len(services)
+    schema = json.loads((Path(__file__).parent / "schemas" / "ServiceMonitor.json").read_text())
+    for (kind, _), one in found.items():
+        if kind == "ServiceMonitor":
+            jsonschema.validate(one, schema)
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.validate({**one, "spec": {**one["spec"], "endpoint": []}}, schema)
 
 
 def test_a_set_of_any_name_can_be_written() -> None:

@@ -33,6 +33,10 @@ from greenroom.deploy.kube_pod import PREFIX, KubeOptions, Value
 CHART_VERSION = "0.1.0"
 NONCE_CHARS = 16
 KUBE_VERSION = ">=1.29.0-0"
+VALUES_NOTES = (
+    "Values of the chart; what is not here is fixed by the configuration it was made from.",
+    "Mappings are merged with yours: to ask for another device, set the one named here to null.",
+)
 HELPERS = """\
 {{/* CPU, memory and accelerators of one workload: `gpu` joins the limits. */}}
 {{- define "greenroom.resources" -}}
@@ -71,7 +75,7 @@ def chart(intent: Intent, options: KubeOptions) -> Files:
     values = _values(intent, options, found)
     files = {
         "Chart.yaml": _about(intent, options),
-        "values.yaml": dump(values, comments=("Values of the chart; what is not here is fixed by the configuration it was made from.",)),
+        "values.yaml": dump(values, comments=VALUES_NOTES),
         "values.schema.json": json.dumps(values_schema(values), indent=2) + "\n",
         ".helmignore": "*.orig\n*.rej\n*~\nloader/\nContainerfile\n",
         "templates/_helpers.tpl": HELPERS,

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import math
 import posixpath
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,6 @@ from greenroom.config.errors import one_line
 from greenroom.deploy.files import head
 from greenroom.deploy.intent import Intent, Workload
 from greenroom.deploy.kube_pod import (
-    MODELS_ROOT,
     PREFIX,
     VENDOR_RESOURCES,
     KubeOptions,
@@ -31,10 +31,14 @@ from greenroom.deploy.kube_pod import (
     secret_name,
     selector,
     start_s_max,
+    within,
 )
 from greenroom.deploy.names import label
 from greenroom.deploy.unfit import Unfit
 
+STATEFUL_CHARS_MAX = 52  # a label of its pods is the name and a digest
+NAMESPACE = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+VARIABLE = r"[-._A-Za-z][-._A-Za-z0-9]*"
 CONFIG_BYTES_MAX = 1 << 20  # of a ConfigMap
 PULL_S = 1800  # an image of an inference engine may take this long to arrive before a rollout counts as stuck
 PORT_NAME = "http"
@@ -72,6 +76,11 @@ def settled(intent: Intent) -> Intent:
     ports = [one for one in intent.workloads if not 0 < one.port < 65536]
     if ports:
         raise Unfit(f"{ports[0].name} has port {ports[0].port}, which is none: ports go from 1 to 65535")
+    if not re.fullmatch(NAMESPACE, intent.namespace):
+        raise Unfit(f"{intent.namespace!r} cannot be a namespace: write up to 63 lower-case letters, digits and hyphens")
+    names = [name for one in intent.workloads for name, _ in (*one.env, *one.secret_env)]
+    if odd := [name for name in names if not re.fullmatch(VARIABLE, name)]:
+        raise Unfit(f"Kubernetes takes no variable called {odd[0]!r}: letters, digits, `_`, `-` and `.`, not beginning with a digit")
     size = len(intent.config_text.encode("utf-8"))
     if size > CONFIG_BYTES_MAX:
         raise Unfit(f"the configuration has {size:,} bytes and a ConfigMap holds {CONFIG_BYTES_MAX:,}: make it smaller")
@@ -171,6 +180,8 @@ def _ingress(workload: Workload, intent: Intent) -> Value:
 
 def _controller(workload: Workload, intent: Intent, options: KubeOptions, meta: Value) -> Value:
     stateful = not workload.model and options.controller == "statefulset"
+    if stateful and len(workload.name) > STATEFUL_CHARS_MAX:
+        raise Unfit(f"{workload.name} is too long for a StatefulSet, whose pods have longer names: at most {STATEFUL_CHARS_MAX} characters")
     template_meta: Value = {"labels": labels(workload, intent)}
     notes = dict(model_note(workload))
     if any(mount.kind == "config" for mount in workload.mounts):
@@ -284,6 +295,9 @@ def comments(intent: Intent, options: KubeOptions) -> tuple[str, ...]:
         said.append("No registry has greenroom's image: build it from the Containerfile, push it, and generate again with --image.")
     if any(one.share.devices for one in intent.workloads):
         said.append("Devices that the configuration names by UUID or index are not asked for: in a cluster the device plugin chooses.")
+    for one in intent.workloads:
+        if one.share.every and not options.accelerator:
+            said.append(f"Nobody has said how many GPUs {one.name} is to have: it asks for {one.share.count} (see --gpu).")
     if any(one.memory_mib == 0 for one in intent.workloads):
         said.append("No memory limit is set where nobody has measured or estimated the need: what is asked for there is a guess.")
     if intent.mode == "greenroom" and not intent.config.api_keys and not intent.config.allowed_hosts:
@@ -316,7 +330,7 @@ def _about_models(intent: Intent, options: KubeOptions) -> list[str]:
 def model_places(intent: Intent, options: KubeOptions) -> tuple[tuple[str, str], ...]:
     """(on this host, in the volume of models) of every file and folder in it."""
     found = {
-        (mount.source, posixpath.join(models_folder(one, intent, options), mount.target.removeprefix(MODELS_ROOT).lstrip("/")) or "/")
+        (mount.source, posixpath.join(models_folder(one, intent, options), within(mount)) or "/")
         for one in intent.workloads
         for mount in one.mounts
         if is_model_file(mount, options)

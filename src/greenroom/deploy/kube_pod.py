@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import posixpath
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,6 +33,16 @@ UNKNOWN_ENGINE_MIB, UNKNOWN_GREENROOM_MIB = 4096, 1024  # asked for where nobody
 MEMORY_SLACK = 1.25  # limit over what was measured: the first long prompt is not the end
 MODELS = ("pvc", "image", "hostpath")
 CONTROLLERS = ("deployment", "statefulset")
+DNS_NAME = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
+# option, how it must be written, an example
+WRITTEN = (
+    ("models_size", r"[1-9][0-9]*([KMGTPE]i|[kMGTPE])?", "100Gi"),
+    ("state_size", r"[1-9][0-9]*([KMGTPE]i|[kMGTPE])?", "10Gi"),
+    ("storage_class", DNS_NAME, "fast-ssd"),
+    ("accelerator", rf"{DNS_NAME}/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", "nvidia.com/gpu.shared"),
+    ("models_image", r"[A-Za-z0-9][^\s\x00-\x1f]*", "registry.example/models:1"),
+    ("models_image_path", r"(?!.*\.\.)[^/\x00-\x1f][^\x00-\x1f]*", "models"),
+)
 VENDOR_RESOURCES: Mapping[str, str] = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "gpu.intel.com/i915"}
 
 
@@ -57,6 +68,9 @@ class KubeOptions:
         for name, value, allowed in (("models", found.models, MODELS), ("controller", found.controller, CONTROLLERS)):
             if value not in allowed:
                 raise Unfit(f"{name} cannot be {value!r}: it is one of {', '.join(allowed)}")
+        for name, pattern, example in WRITTEN:
+            if getattr(found, name) and not re.fullmatch(pattern, getattr(found, name)):
+                raise Unfit(f"{name.replace('_', ' ')} cannot be {getattr(found, name)!r}: write one such as {example}")
         if found.models == "image" and not found.models_image:
             raise Unfit("models from an image need its reference: give --models-image REGISTRY/REPOSITORY:TAG, or --models pvc")
         return found
@@ -238,9 +252,14 @@ def _volumes(workload: Workload, intent: Intent, options: KubeOptions) -> Iterat
         taken.append(target)
         if not is_model_file(mount, options):
             yield _mounted(mount, target, intent, options)
-    if any(is_model_file(mount, options) for mount in workload.mounts):
+    files = [mount for mount in workload.mounts if is_model_file(mount, options)]
+    folder = models_folder(workload, intent, options)
+    if files and any(target.startswith(f"{MODELS_ROOT}/") for target in set(taken) - {posixpath.normpath(mount.target) for mount in files}):
+        # Something else is mounted below: no place for it could be made in a volume that is read-only.
+        yield from (_models(posixpath.join(folder, within(mount)), posixpath.normpath(mount.target), intent, options) for mount in files)
+    elif files:
         taken.append(MODELS_ROOT)
-        yield _models(models_folder(workload, intent, options), intent, options)
+        yield _models(folder, MODELS_ROOT, intent, options)
     home = dict(workload.env).get("HOME", HOME)
     for path, name, volume in (
         (TMP, "tmp", {"emptyDir": {"sizeLimit": TMP_SIZE}}),
@@ -272,10 +291,15 @@ def models_folder(workload: Workload, intent: Intent, options: KubeOptions) -> s
     return ""
 
 
-def _models(folder: str, intent: Intent, options: KubeOptions) -> tuple[Value, Value]:
+def within(mount: Mount) -> str:
+    """The place of a model file in the volume of models."""
+    return posixpath.normpath(mount.target).removeprefix(MODELS_ROOT).lstrip("/")
+
+
+def _models(place: str, target: str, intent: Intent, options: KubeOptions) -> tuple[Value, Value]:
     of_image = options.models_image_path if options.models == "image" else ""
-    sub_path = posixpath.join(of_image, folder).strip("/")
-    mount = {"name": "models", "mountPath": MODELS_ROOT, **({"subPath": sub_path} if sub_path else {}), "readOnly": True}
+    sub_path = posixpath.join(of_image, place).strip("/")
+    mount = {"name": "models", "mountPath": target, **({"subPath": sub_path} if sub_path else {}), "readOnly": True}
     if options.models == "image":
         return mount, {"name": "models", "image": _image(options.models_image)}
     return mount, {"name": "models", "persistentVolumeClaim": {"claimName": models_claim(intent)}}
