@@ -30,6 +30,7 @@ from greenroom.deploy.intent import Intent, Mount, Probe, Share, Workload
 from greenroom.deploy.names import labels
 from greenroom.deploy.places import CACHE_PLACE, CACHE_VARIABLES, Places
 from greenroom.deploy.vault import variable_name
+from greenroom.engines.detect import IMAGE_ENTRY
 from greenroom.engines.devices import PIN_VARIABLES
 from greenroom.engines.discovery import IMAGE_PROGRAM, PROGRAM
 from greenroom.engines.exposure import is_loopback
@@ -88,6 +89,7 @@ class Engines(Basis):
         env = self._engine_env(model, engine, launch.env, share)
         places.environment(env)
         argv, secret_argv = self._without_secrets(model, engine, argv)
+        own_entry = argv[:1] == (IMAGE_ENTRY,)
         secret_env = {**secret_argv, **{key: self.vault.keys[value] for key, value in env if value in self.vault.keys and is_secret(key)}}
         mounts = (
             *fetched.mounts,
@@ -102,7 +104,7 @@ class Engines(Basis):
             name=name,
             model=model.id,
             image=image,
-            argv=argv,
+            argv=argv[1:] if own_entry else argv,
             port=port,
             env=env if "HOME" in dict(env) or all(mount.target != CACHE_PLACE for mount in mounts) else (*env, ("HOME", CACHE_PLACE)),
             secret_env=tuple(sorted(secret_env.items())),
@@ -113,6 +115,7 @@ class Engines(Basis):
             live=probe,
             ready=probe,
             stop_s=model.stop_s_max,
+            args_entrypoint=not own_entry,
             aliases=model.aliases,
             source=model,
             gpu_mib=self.options.gpu_mib.get(model.id, model.memory_mib if share.count else None),
@@ -192,9 +195,10 @@ class Engines(Basis):
         if engine.command.shell:
             return filled(self.script(model, places), argv)
         # What wraps the engine on the host (env, nice, uv run) is not there inside; variables it set are in the environment.
-        inner = argv[len(model.argv) - len(engine.command.argv) :]
+        whole = engine.config.argv  # a command of flags alone has got the program of its image
+        inner = argv[len(whole) - len(engine.command.argv) :]
         if engine.command.python:
-            inner = ("python3", *(("-m",) if "-m" in model.argv[: len(model.argv) - len(engine.command.argv)] else ()), *inner)
+            inner = ("python3", *(("-m",) if "-m" in whole[: len(whole) - len(engine.command.argv)] else ()), *inner)
         elif engine.kind == "llama_server":
             inner = (IMAGE_PROGRAM if "llama.cpp" in image else PROGRAM, *inner[1:])
         elif engine.kind != "generic":

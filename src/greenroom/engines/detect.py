@@ -25,13 +25,14 @@ IMAGES: tuple[tuple[re.Pattern[str], type[Generic]], ...] = (
     (re.compile(r"sglang"), Sglang),
     (re.compile(r"text-embeddings-inference"), Tei),
 )
+IMAGE_ENTRY = "(the image's own entry point)"
 # the program that an image of this engine starts by itself
 ENTRIES: Mapping[str, tuple[str, ...]] = {
     "vllm": ("vllm", "serve"),
     "llama_server": ("llama-server",),
     "sglang": ("sglang", "serve"),
     "tei": ("text-embeddings-router",),
-    "generic": ("image",),
+    "generic": (IMAGE_ENTRY,),
 }
 
 
