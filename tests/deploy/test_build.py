@@ -370,3 +370,15 @@ def test_a_file_by_reference_is_mounted_for_greenroom() -> None:
     intent = build(load_config_text(dump({"models": {"m": entry}}), env={}), target="cpu")
     assert intent.config.models[0].reference == "file:///models/a-b.gguf"
     assert Mount("bind", "/srv/a b.gguf", "/models/a-b.gguf") in intent.workloads[0].mounts
+
+
+def test_flags_alone_get_the_program_of_their_image() -> None:
+    """In greenroom's own image nothing starts by itself: the engine's program stands before them, or it is told."""
+    container = {"image": "docker.io/vllm/vllm-openai:v0.11.0", "volumes": ["/srv/hub:/hub"]}
+    config = load_config_text(dump({"models": {"m": {"cmd": "--model /hub/m --port ${PORT}", "container": container}}}), env={})
+    intent = build(config, target="nvidia")
+    assert intent.config.models[0].argv == ("vllm", "serve", "--model", "/models/m", "--port", "${PORT}")
+    assert Mount("bind", "/srv/hub/m", "/models/m") in intent.workloads[0].mounts
+    unknown = {"cmd": "--port ${PORT}", "container": {"image": "registry.example/x:1"}}
+    with pytest.raises(BuildError, match="write the program"):
+        build(load_config_text(dump({"models": {"m": unknown}}), env={}), target="cpu")

@@ -9,11 +9,12 @@ from urllib.parse import urlsplit
 from greenroom.config import write
 from greenroom.config.model import Config, ContainerConfig, ModelConfig
 from greenroom.deploy import images
-from greenroom.deploy.basis import OWN_PORT, Basis
+from greenroom.deploy.basis import OWN_PORT, Basis, BuildError
 from greenroom.deploy.commands import container_env, dialect, on_host
 from greenroom.deploy.fetching import reference_of
 from greenroom.deploy.intent import Intent, Mount, Probe, Workload
 from greenroom.deploy.places import CACHE_PLACE, Places
+from greenroom.engines.detect import IMAGE_ENTRY
 from greenroom.engines.discovery import PROGRAM
 from greenroom.engines.exposure import is_loopback
 from greenroom.engines.generic import Generic
@@ -103,7 +104,12 @@ class Own(Basis):
         """The entry of a model as greenroom reads it inside its container: paths as there, no container of its own."""
         engine = dialect(model)
         self.refuse_client(model, engine)
-        argv = model.argv
+        argv = engine.config.argv  # a command of flags alone has got the program of its image
+        if argv[:1] == (IMAGE_ENTRY,):
+            raise BuildError(
+                f"{model.id}: what its image starts by itself is not known, and greenroom's own image starts something else; "
+                "write the program into `cmd`, or take --mode engines"
+            )
         if engine.command.shell:
             argv = self.script(model, places)
         else:
