@@ -12,8 +12,10 @@ import pytest
 from greenroom.cli import generate_options
 from greenroom.config.yaml_out import dump
 from tests.cli.test_generate import PROGRAMS, run, tree
+from tests.cli.test_past import written
 from tests.deploy.kube_cases import by_place, kustomized, read_all
 from tests.deploy.test_kube import container, controllers
+from tests.planner.test_thrash import AGENT, CODER, SMALL, alternating, scene_with, setup_of
 
 FORMS = (
     ("kube",),
@@ -175,3 +177,14 @@ def test_a_model_of_unknown_need_is_asked_about(home: Path) -> None:
     assert done.exit_code == 1
     assert "write `memory:` into the configuration, or give --need x=SIZE" in done.output
     assert run("mig", "--gpu-type", "H200", "--need", "x=5GiB").exit_code == 0
+
+
+def test_what_a_server_has_booked_can_be_planned_with(home: Path) -> None:
+    """From its ledger, where that is asked for: files made from a configuration alone are the same on every host."""
+    written(home / "journal.sqlite", scene_with(setup_of(AGENT, CODER, SMALL), alternating(seconds=1800.0), 1800.0))
+    models = {name: {"cmd": f"my-engine {name} --port ${{PORT}}"} for name in ("agent", "coder")}
+    (home / "greenroom.yaml").write_text(dump({"models": models}))
+    assert run("mig", "--gpu-type", "H200").exit_code == 1, "its needs are not in the configuration"
+    done = run("mig", "--gpu-type", "H200", "--state-dir", str(home))
+    assert done.exit_code == 0, done.output
+    assert "(from the ledger)" in done.output
