@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 import pytest
 
 from greenroom.config.load import load_config_text
-from greenroom.config.model import Config
+from greenroom.config.model import Config, ContainerConfig, DeviceConfig, GroupConfig, KeyConfig, ModelConfig, PeerConfig, SleepConfig
 from greenroom.config.write import text_of
 
 EVERYTHING = r"""
@@ -75,7 +76,10 @@ models:
     sleep: "off"
     checkEndpoint: none
     devices_count: 2
-    container: {runtime: docker, image: "v:1", args: [--ipc=host, -e, "X=${PORT}"], volumes: ["/m:/m"]}
+    ttl: 90
+    container:
+      {runtime: docker, image: "v:1", args: [--ipc=host, -e, "X=${PORT}"], volumes: ["/m:/m"], pull: never, gpus: flag, shm_size: 1GiB,
+       pull_timeout: 60}
   stored:
     model: oci://registry.example/team/m:1
     pull: never
@@ -92,7 +96,7 @@ peers:
     weight: 0.5
     overflow: true
     probe: "off"
-  east: {proxy: "http://127.0.0.1:9", models: [afar]}
+  east: {proxy: "http://127.0.0.1:9", models: [afar], prefer: true}
 """
 SECRETS = {
     "key-in-plain-text": "GREENROOM_API_KEY_1",
@@ -144,3 +148,26 @@ def test_dollars_are_kept_as_text(value: str) -> None:
     text = f"models: {{m: {{cmd: 'x --port ${{PORT}}', description: {value!r}}}}}".replace("\\\\", "\\")
     first = load_config_text(text, env={"HOME": "/"})
     assert comparable(load_config_text(text_of(first), env={"HOME": "/"})) == comparable(first)
+
+
+@pytest.mark.parametrize("kind", [Config, ModelConfig, ContainerConfig, PeerConfig, SleepConfig, KeyConfig, DeviceConfig, GroupConfig])
+def test_the_example_says_everything(kind: type) -> None:
+    """Whatever a configuration can hold differs from its default somewhere in it, so that nothing is forgotten in writing."""
+    config = load_config_text(EVERYTHING, env={})
+    models, peers = config.models, config.peers
+    containers = [model.container for model in models if model.container is not None]
+    sleeps = [model.sleep_calls for model in models if model.sleep_calls is not None]
+    found: dict[type, Sequence[object]] = {
+        Config: [config],
+        ModelConfig: models,
+        ContainerConfig: containers,
+        PeerConfig: peers,
+        SleepConfig: sleeps,
+        KeyConfig: config.keys,
+        DeviceConfig: config.devices,
+        GroupConfig: config.groups,
+    }
+    # tls_ca must be a file that is there; times of a sleep are measured, never configured.
+    unsaid = {"misconfigured", "warnings", "tls_ca", "sleep_s", "wake_s"}
+    said = {each.name for each in fields(kind) if any(getattr(one, each.name) != each.default for one in found[kind])}
+    assert {each.name for each in fields(kind)} - said - unsaid == set()
