@@ -350,6 +350,20 @@ async def test_a_stray_is_asked_for_without_waiting(dock: Dock) -> None:
     assert await gone_at_last(process, 20)
 
 
+async def test_a_client_that_works_in_a_child_is_killed_whole(dock: Dock) -> None:
+    """As a rootless podman does: the child would make the container after all."""
+    real = dock.bin / "real"
+    (dock.bin / "podman").rename(real)
+    (dock.bin / "podman").write_text(f'#!/bin/sh\n[ "$1" = run ] && sleep 0.5\n"{real}" "$@"\nexit $?\n')
+    (dock.bin / "podman").chmod(0o755)
+    process = await spawn_contained(an_engine(), token="t", log=LogRing("a"))
+    await end(process)
+    await asyncio.sleep(1)  # long enough for what must not come
+
+    assert is_gone(dock, process)
+    assert dock.calls("run") == []
+
+
 async def test_the_client_bears_no_mark(dock: Dock, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a runtime leaves behind for all its containers would inherit it, and be ended with this one."""
     code = "import os; print([name for name in os.environ if name.startswith('GREENROOM')], flush=True)"

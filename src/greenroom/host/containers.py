@@ -409,7 +409,14 @@ class Contained(Process):
             self._supervisor.unguard(self.box.name)
 
     def kill_client(self) -> None:
-        send_signal(self.identity, signal.SIGKILL)
+        """With its group: a rootless podman works in a child of the process that we have started."""
+        table = snapshot()
+        leader = table.get(self.pid)
+        if leader is not None and leader.identity != self.identity:
+            return  # the number is another's by now, so the group is gone
+        for entry in table.values():
+            if entry.group == self.pid == entry.session:
+                send_signal(entry.identity, signal.SIGKILL)
 
     def kill_inside(self) -> None:
         """Past its runtime; only where we have the right to."""
