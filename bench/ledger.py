@@ -1,8 +1,10 @@
-"""What the ledger costs: the event loop, the writer, and each question with a million requests in the file.
+"""What the ledger costs: the event loop, the writer, a proxied request, and each question with a million requests in the file.
 
 python -m bench.ledger                       a million requests (a minute to make them)
 python -m bench.ledger --rows 100000         fewer
-python -m bench.ledger --check               exit 1 when a question takes more than 300 ms or a hook more than 15 µs
+python -m bench.ledger --served              and what a proxied request costs with and without it (see bench/ledger_cost.py)
+python -m bench.ledger --check               all of it; exit 1 when a question takes more than 300 ms, a hook more than 15 µs, or
+                                             ledger, metrics and an open dashboard more than 10 % of a proxied request
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from greenroom.ledger import schema
 from greenroom.ledger.rows import RequestRow, SampleRow, TellRow, TransitionRow
 from greenroom.ledger.store import Ledger
 from greenroom.proxy.record import Record
+
+from .harness import median
+from .ledger_cost import ROUND_S, ROUNDS, SHARE_MAX, STATES, costs, shares, show
 
 READ_S_MAX = 0.3
 HOOK_S_MAX = 15e-6
@@ -103,6 +108,10 @@ def questions(ledger: Ledger) -> dict[str, Callable[[], Any]]:
         "requests cut, of one model": lambda: find.requests(model=MODELS[3], outcome="cut"),
         "requests that waited over 20 s": lambda: find.requests(waited_over_s=20.0),
         "requests that waited over 40 s, of one model": lambda: find.requests(model=MODELS[-1], waited_over_s=40.0),
+        "requests that waited at all, a thousand": lambda: find.requests(waited_over_s=0.0, limit=1000),
+        "requests of the busiest model, a thousand": lambda: find.requests(model=MODELS[0], limit=1000),
+        "requests of the rarest model, a thousand": lambda: find.requests(model=MODELS[-1], limit=1000),
+        "requests, ten thousand for thrash and ttl": lambda: find.requests(until=NOW - SPAN_S / 2, limit=10_000),
         "requests that waited over an hour (none)": lambda: find.requests(waited_over_s=3600.0),
         "one request": lambda: find.request(ids[0]),
         "transitions": find.transitions,
@@ -159,6 +168,7 @@ def hooks_cost(folder: Path, rounds: int) -> dict[str, float]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--served", action="store_true")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args(argv)
     bad = []
@@ -182,6 +192,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             if statistics.median(times) > READ_S_MAX:
                 bad.append(what)
         ledger.close()
+    if options.served or options.check:
+        found = costs(ROUNDS, ROUND_S)
+        show(found)
+        if median(shares(found, STATES[-1])) > SHARE_MAX:
+            bad.append(STATES[-1])
     if options.check and bad:
         print("too slow:", ", ".join(bad))
         return 1
