@@ -216,7 +216,8 @@ class Watch:
         if report.state is State.READY and kept.state in (State.STARTING, State.WAKING, State.READY):
             rose = kept.state is not State.READY
             if kept.state is State.WAKING:
-                kept.ram_mib = self._seen(report) or 0  # an engine may keep its copy
+                known = self.models.get(report.model)  # awake it holds what it was started with; an engine may keep its copy too
+                kept.ram_mib = max(self._seen(report) or 0, known.host_mib if known is not None and RAM not in kept.lanes else 0)
             elif rose:
                 kept.unfit = report.unfit_levels
             kept.vain_wakes = 0
