@@ -311,6 +311,26 @@ async def test_what_only_ages_is_no_change(tmp_path: Path) -> None:
     assert facade.looks > looks
 
 
+async def test_peers_and_fetches_are_told_while_they_go_on(tmp_path: Path) -> None:
+    """Nothing happens in the scheduler meanwhile: they are looked at once a second nevertheless."""
+    peer = {"id": "big-box", "healthy": True, "since_s": 5.0, "last_error": "", "last_error_s": None, "in_flight": 1, "requests": 3}
+    fetch = {"reference": "hf://o/r:Q4", "stage": "fetching", "done_bytes": 1, "total_bytes": 4, "eta_s": 9.0, "waiting": 0, "since_s": 1.0}
+    facade = FakeFacade(a_model("late"))
+    facade.stamp = lambda: 0  # type: ignore[method-assign]
+    facade.peers, facade.statics["late"] = [peer], {"absent": True, "fetch": fetch}
+    async with serving(facade, tmp_path, QUICK) as session, session.get("/api/events") as response:
+        (first,) = await messages(response, 1)
+        assert first["peers"] == [peer]
+        facade.peers = [{**peer, "since_s": 6.0, "last_error_s": 1.0}]  # older, and that is all
+        facade.statics["late"]["fetch"] = {**fetch, "done_bytes": 2, "since_s": 2.0}
+        (change,) = await messages(response, 1)
+        assert "peers" not in change
+        assert change["models"][0]["fetch"]["done_bytes"] == 2
+        facade.peers = [{**peer, "healthy": False, "in_flight": 0}]
+        (change,) = await messages(response, 1)
+        assert [one["healthy"] for one in change["peers"]] == [False]
+
+
 async def test_changes_are_worked_out_once_for_all_readers(tmp_path: Path) -> None:
     """Ten readers cost hardly more than one, and none once they have gone."""
     facade = FakeFacade(a_resident("chat"))

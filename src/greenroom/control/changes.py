@@ -21,8 +21,8 @@ LOOK_S_MAX = 5.0  # also where nothing happened: figures age, files appear
 COST_SHARE = 0.05  # of the loop's time, at most, for working out changes
 
 AGING = frozenset(
-    {"since_s", "idle_s", "oldest_s", "eta_s", "expected_s", "backoff_s", "retry_in_s", "in_s", "served_s", "fraction", "age_s"}
-)
+    ("since_s", "idle_s", "oldest_s", "eta_s", "expected_s", "backoff_s", "retry_in_s", "in_s", "served_s", "fraction", "age_s")
+) | {"last_error_s"}
 MOVING = frozenset({"starting", "waking", "draining", "going_to_sleep", "stopping"})
 
 
@@ -79,7 +79,8 @@ class Changes:
                 del self._devices[id]
             self._number += 1
             self._log.append((self._number, sse.event({"kind": "snapshot", **status})))
-        self._moves = bool(status["queue"]["length"]) or any(one["state"] in MOVING for one in status["models"])
+        moving = any(one["state"] in MOVING or one.get("fetch") for one in status["models"])
+        self._moves = moving or bool(status["queue"]["length"]) or any(one["in_flight"] for one in status["peers"])
         change = self._change(status, anew=now - self._anew_at >= ANEW_S)
         if change:
             self._number += 1
@@ -105,7 +106,7 @@ class Changes:
             found["removed"] = gone
             for id in gone:
                 del self._models[id]
-        for name in ("queue", "advice", "thrash"):
+        for name in ("queue", "advice", "thrash", "peers"):
             same = still(status[name])
             if self._rest.get(name) != same or (anew and name == "queue" and status["queue"]["length"]):
                 self._rest[name] = same
