@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from greenroom.store.library import Library
+from greenroom.store.pull import Puller
+from greenroom.store.references import parse
+
 from .rig import WAIT_S_MAX, Fake, Rig, fake
 
 
@@ -182,3 +186,92 @@ async def test_what_is_loaded_at_start_is_fetched_at_start(tmp_path: Path, model
         else:
             assert (await stage.model("a"))["fetch"] is None
             assert not there.gets
+
+
+async def test_a_change_that_is_half_written_keeps_nobody_from_what_was_fetched(tmp_path: Path, model: bytes) -> None:
+    """The file is read when an operator says so, not because files came."""
+    async with origin(model) as there, rig(tmp_path, a=from_there(there.url)) as stage:
+        asked = asyncio.create_task(stage.chat("a"))
+        await fetching(stage)
+        whole = stage.config_path.read_text()
+        stage.config_path.write_text(whole[: len(whole) // 2])
+        there.go.set()
+        assert (await asked).status == 200
+        stage.config_path.write_text(whole)
+
+
+async def test_a_model_that_is_taken_out_of_the_configuration_is_fetched_no_further(tmp_path: Path, model: bytes) -> None:
+    """Who waited is told that there is none; its fetch ends."""
+    async with origin(model) as there, rig(tmp_path, a=from_there(there.url), b=fake()) as stage:
+        asked = asyncio.create_task(stage.chat("a"))
+        await fetching(stage)
+        stage.write_config({"b": fake()})
+        stage.reload()
+        reply = await asked
+        assert (reply.status, reply.error["code"]) == (404, "unknown_model")
+        assert [one["id"] for one in (await stage.status())["models"]] == ["b"]
+
+
+async def test_a_reference_that_changes_is_fetched_instead(tmp_path: Path, model: bytes) -> None:
+    """Who waits goes on waiting, for the new one."""
+    async with origin(model) as there, origin(model) as other, rig(tmp_path, a=from_there(there.url)) as stage:
+        asked = asyncio.create_task(stage.chat("a"))
+        await fetching(stage)
+        other.go.set()
+        stage.write_config({"a": from_there(other.url)})
+        stage.reload()
+        assert (await asked).status == 200
+        assert other.gets
+
+
+async def test_two_models_of_one_reference_are_fetched_once_and_both_served(tmp_path: Path, model: bytes) -> None:
+    """As two sets of flags on the same weights are."""
+    async with origin(model) as there, rig(tmp_path, a=from_there(there.url), twin=from_there(there.url)) as stage:
+        asked = [asyncio.create_task(stage.chat(name)) for name in ("a", "twin")]
+        await fetching(stage)
+        seen = len(there.gets)
+        there.go.set()
+        assert [reply.status for reply in await asyncio.gather(*asked)] == [200, 200]
+        assert len(there.gets) == seen
+
+
+async def test_a_request_that_waits_for_files_can_be_ended_by_an_operator(tmp_path: Path, model: bytes) -> None:
+    """It is listed like any other, and gets its answer; the fetch goes on."""
+    async with origin(model) as there, rig(tmp_path, a=from_there(there.url)) as stage:
+        asked = asyncio.create_task(stage.chat("a"))
+        await fetching(stage, waiting=1)
+        (listed,) = (await stage.api("GET", "/api/requests")).json["requests"]
+        assert (await stage.api("DELETE", f"/api/requests/{listed['id']}")).status == 200
+        reply = await asked
+        assert (reply.status, reply.error["code"]) == (410, "cancelled")
+        await fetching(stage, waiting=0)
+        there.go.set()
+        assert (await stage.chat("a")).status == 200
+
+
+async def test_who_streams_is_told_how_far_the_fetch_is(tmp_path: Path, model: bytes) -> None:
+    """In comments, which keep the connection alive as well."""
+    async with origin(model) as there:
+        stage = rig(tmp_path, a=from_there(there.url))
+        stage.write_config({"a": from_there(there.url)}, limits={"keepalive_after_s": 0.1, "keepalive_every_s": 0.1})
+        async with stage:
+            asked = await stage.ask("a", stream=True)
+            async with asyncio.timeout(WAIT_S_MAX):
+                await asked.head()
+                while not any(line.startswith(b":") and b"its files" in line for _, line in asked.reply.arrivals):
+                    assert await asked._more()
+            there.go.set()
+            assert (await asked.rest()).done
+
+
+async def test_what_comes_by_other_hands_is_seen_by_the_next_request(tmp_path: Path, model: bytes) -> None:
+    """`greenroom pull` mends a model that must not be fetched, and saves the fetch of one that may."""
+    async with origin(model) as there:
+        there.go.set()
+        models = {"never": from_there(there.url, pull="never"), "a": from_there(there.url)}
+        async with rig(tmp_path, **models) as stage:
+            assert (await stage.chat("never")).error["code"] == "misconfigured"
+            await Puller(Library(tmp_path / "models")).pull(parse(there.url))
+            assert (await stage.chat("never")).status == 200
+            assert (await stage.chat("a")).status == 200
+            assert "fetching" not in await stage.kinds("a")

@@ -86,8 +86,11 @@ class Visit:
         return self._admitted
 
     @property
-    def deadline_s(self) -> float | None:
-        return self.wish.deadline_s if self.wish is not None else None
+    def left_s(self) -> float | None:
+        """Until its deadline, from now; None = it has none."""
+        if self.wish is None or self.wish.deadline_s is None:
+            return None
+        return max(0.0, self.wish.deadline_s - (self._door.shell.clock() - self._wish_at))
 
     @property
     def first_byte_s(self) -> float | None:
@@ -117,7 +120,7 @@ class Visit:
 
     def go_on(self) -> None:
         if not self._ended:
-            self._door.take(self)
+            self._door.take(self, self.left_s)
 
     # ---- called by the shell
 
@@ -139,7 +142,7 @@ class Visit:
         if self._ended or self._admitted:
             return  # it was cut, and ends as that
         self._ended = True
-        self._door.shell.forget(self.request)
+        self._leave()
         waiter, self._waiter = self._waiter, NOBODY
         waiter.refused(Refusal(action.status, action.code, action.message, action.retry_after_s))
 
@@ -229,6 +232,7 @@ class Door:
         self.crew = crew
         self.mended: Callable[[], None] | None = None  # what was missing is there now: read the configuration again
         self.fetching: Fetching | None = None
+        self.look: Callable[[str], None] | None = None  # at the store: a model may have come or gone without us
 
     def ask(self, wish: Wish, waiter: Waiter) -> Visit | Glance:
         if wish.glance:
@@ -249,14 +253,15 @@ class Door:
         request = waiter.request = shell.next_request()
         visit = Visit(self, request, wish.model, waiter, now)
         visit.wish = wish
-        self.take(visit)
+        self.take(visit, wish.deadline_s)
         return visit
 
-    def take(self, visit: Visit) -> None:
+    def take(self, visit: Visit, deadline_s: float | None) -> None:
         """Ask the scheduler, unless the model lacks something: then its files are fetched first, or the request is refused."""
         wish, shell = visit.wish, self.shell
         assert wish is not None
         if self.crew.lacking:
+            self._look(wish.model)
             if self.fetching is not None and wish.model in self.fetching.absent:
                 shell.parties[visit.request] = visit  # to be seen, and cut
                 self.fetching.wait(wish.model, visit, self.crew.stage.engines[wish.model].config.queue_limit)
@@ -266,7 +271,11 @@ class Door:
                 visit.refused(refusal)
                 return
         priority = Priority.BATCH if wish.batch else None
-        shell.ask(visit.request, visit, RequestArrived(shell.clock(), visit.request, wish.model, priority, wish.deadline_s, wish.client))
+        shell.ask(visit.request, visit, RequestArrived(shell.clock(), visit.request, wish.model, priority, deadline_s, wish.client))
+
+    def _look(self, model: str) -> None:
+        if self.look is not None and model in self.crew.lacking and (self.fetching is None or model not in self.fetching.running):
+            self.look(model)
 
     def is_ready(self, model: str) -> bool:
         return self.shell.scheduler.state_of(model) is State.READY

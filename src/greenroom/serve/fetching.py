@@ -7,6 +7,7 @@ are, the configuration is read again, and those who waited are asked for like an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -20,6 +21,7 @@ log = logging.getLogger("greenroom")
 
 AT_ONCE_MAX = 2  # fetches; others wait for their turn
 WAIT_S_MAX = 1800.0  # a request waits for a fetch at most so long; the fetch goes on
+LOOK_S_MIN = 0.01  # at those who wait
 RETRY_S = 15.0  # after one that failed
 RETRY_AFTER_S_MAX = 600.0
 
@@ -32,7 +34,8 @@ class Waiting(Protocol):
     request: int
 
     @property
-    def deadline_s(self) -> float | None: ...
+    def left_s(self) -> float | None:
+        """Until its deadline; None = it has none."""
 
     def refused(self, action: Refuse) -> None: ...
 
@@ -49,13 +52,17 @@ class Fetch:
     since: float
     task: asyncio.Task[Any] | None = None
     progress: Progress | None = None
-    waiting: dict[int, tuple[float, Waiting]] = field(default_factory=dict)  # request -> since when, who
+    waiting: dict[int, tuple[float, Waiting]] = field(default_factory=dict)  # request -> until when, who
+    more: asyncio.Event = field(default_factory=asyncio.Event)  # one more waits
     done: asyncio.Event = field(default_factory=asyncio.Event)
+    has_turn: bool = False
     why: str = ""  # how it failed
 
     def text(self) -> str:
-        """`fetching, 34 %, about 12 s`"""
+        """`fetching its files, 34 %, about 12 s`"""
         told = self.progress
+        if told is None and not self.has_turn:
+            return f"waiting for its turn to be fetched ({AT_ONCE_MAX} models at once)"
         if told is None or told.total <= 0:
             return "fetching its files"
         left = f", about {math.ceil(told.eta_s)} s" if told.eta_s is not None else ""
@@ -65,7 +72,7 @@ class Fetch:
         told = self.progress
         return {
             "reference": str(self.reference),
-            "stage": told.stage if told is not None else "resolving",
+            "stage": told.stage if told is not None else "resolving" if self.has_turn else "queued",
             "done_bytes": told.done if told is not None else 0,
             "total_bytes": told.total if told is not None else None,
             "bytes_per_s": round(told.rate) if told is not None else None,
@@ -94,11 +101,11 @@ class Fetching:
 
     def take(self, absent: Mapping[str, Reference]) -> None:
         """A configuration was read: what it does not name any more is not fetched any more, and who waited is asked for."""
-        self.absent = absent
+        before, self.absent = self.absent, absent
+        self.failed = {model: told for model, told in self.failed.items() if model in absent and absent[model] == before.get(model)}
         for model, fetch in list(self.running.items()):
             if absent.get(model) != fetch.reference:
                 self._end(fetch)
-        self.failed = {model: told for model, told in self.failed.items() if model in absent}
 
     # ------------------------------------------------------------------ requests
 
@@ -109,24 +116,29 @@ class Fetching:
             waiting.refused(refusal)
             return
         fetch = self.start(model)
-        fetch.waiting[waiting.request] = (self._clock(), waiting)
+        left_s = waiting.left_s
+        fetch.waiting[waiting.request] = (self._clock() + (WAIT_S_MAX if left_s is None else min(WAIT_S_MAX, left_s)), waiting)
+        fetch.more.set()
 
     def _refusal(self, model: str, waiting: Waiting, queue_limit: int) -> Refuse | None:
-        now, fetch = self._clock(), self.running.get(model)
+        fetch = self.running.get(model)
         if self._closed:
             return Refuse(waiting.request, 503, "shutting_down", "greenroom is shutting down")
-        if fetch is None and model in self.failed and now - self.failed[model][0] < RETRY_S:
-            at, why = self.failed[model]
-            return Refuse(waiting.request, 503, "fetch_failed", f"{model} could not be fetched: {why}", math.ceil(RETRY_S - (now - at)))
+        if fetch is None and (left_s := self._retry_s(model)) > 0:
+            said = f"{model} could not be fetched: {self.failed[model][1]}"
+            return Refuse(waiting.request, 503, "fetch_failed", said, math.ceil(left_s))
         if fetch is not None and len(fetch.waiting) >= queue_limit:
             said = f"{model} is {fetch.text()} and {len(fetch.waiting)} requests wait for it, as many as its queue_limit takes"
             return Refuse(waiting.request, 429, "queue_full", said, self._retry_after_s(fetch))
-        if waiting.deadline_s is not None:
-            eta_s = fetch.progress.eta_s if fetch is not None and fetch.progress is not None else None
-            if eta_s is None or eta_s > waiting.deadline_s:
-                said = f"{model} is not here yet: {fetch.text() if fetch is not None else 'its files have to be fetched first'}"
-                return Refuse(waiting.request, 503, "deadline", said, self._retry_after_s(fetch))
+        # Where it cannot be said how long it takes, the request waits until its deadline: somebody has to begin the fetch.
+        eta_s = fetch.progress.eta_s if fetch is not None and fetch.progress is not None else None
+        if fetch is not None and eta_s is not None and waiting.left_s is not None and eta_s > waiting.left_s:
+            return self._too_late(fetch, waiting.request)
         return None
+
+    def _too_late(self, fetch: Fetch, request: int) -> Refuse:
+        said = f"{fetch.model} is not here before the deadline of this request: it is {fetch.text()}"
+        return Refuse(request, 503, "deadline", said, self._retry_after_s(fetch))
 
     @staticmethod
     def _retry_after_s(fetch: Fetch | None) -> float:
@@ -147,18 +159,32 @@ class Fetching:
     def start(self, model: str) -> Fetch:
         """The fetch of a model that is absent, begun now if need be."""
         fetch = self.running.get(model)
-        if fetch is None:
+        if fetch is None and self._closed:
+            fetch = Fetch(model, self.absent[model], self._clock(), why="greenroom is shutting down")
+            fetch.done.set()
+        elif fetch is None:
             fetch = self.running[model] = Fetch(model, self.absent[model], self._clock())
             self._tell(Tell(self._clock(), model, "fetching", f"fetching {fetch.reference}"))
             fetch.task = self._spawn(self._run(fetch))
         return fetch
+
+    def begin(self, model: str) -> None:
+        """As `start`, for nobody who waits: not right after one that failed."""
+        if self._retry_s(model) <= 0:
+            self.start(model)
+
+    def _retry_s(self, model: str) -> float:
+        """Until it may be tried again."""
+        return self.failed[model][0] + RETRY_S - self._clock() if model in self.failed else 0.0
 
     def stop(self, model: str) -> bool:
         """By an operator.  What has come is kept, and taken up by the next fetch."""
         fetch = self.running.get(model)
         if fetch is None:
             return False
-        self._end(fetch, "the fetch was stopped by an operator")
+        why = "the fetch was stopped by an operator"
+        self._end(fetch, why)
+        self.failed[model] = (self._clock(), why)  # a client that asks again at once does not undo it
         self._tell(Tell(self._clock(), model, "fetch_stopped", "fetch stopped by an operator; what has come is kept"))
         return True
 
@@ -188,23 +214,44 @@ class Fetching:
     async def _run(self, fetch: Fetch) -> None:
         impatience = self._spawn(self._impatience(fetch))
         try:
+            while (other := self._before(fetch)) is not None:
+                await other.done.wait()  # what it fetches may be all that is needed: then this one is ended
             async with self._turn:
-                await self._pull(fetch.reference, lambda told: setattr(fetch, "progress", told))
+                fetch.has_turn = True
+                await self._pull(fetch.reference, lambda told: self._told(fetch.reference, told))
+            self._came(fetch)
         except StoreError as fault:
             self._fail(fetch, str(fault))
         except OSError as fault:
+            log.warning("the fetch of %s failed", fetch.reference, exc_info=True)
             self._fail(fetch, f"{fault.strerror or fault}; look at the log")
         except Exception as fault:  # a bug: nobody may wait for it for ever
             log.exception("the fetch of %s raised", fetch.reference)
             self._fail(fetch, f"inner fault: {fault}")
-        else:
-            self.running.pop(fetch.model, None)
-            took_s = self._clock() - fetch.since
-            self._tell(Tell(self._clock(), fetch.model, "fetched", f"fetched {fetch.reference} in {took_s:.0f} s"))
-            self._landed(fetch.model)
-            self._let_go(fetch)
         finally:
             impatience.cancel()
+
+    def _before(self, fetch: Fetch) -> Fetch | None:
+        """An earlier fetch of the same files, for another model."""
+        other = next((one for one in self.running.values() if one.reference == fetch.reference), fetch)
+        return other if other is not fetch else None
+
+    def _told(self, reference: Reference, progress: Progress) -> None:
+        for fetch in self.running.values():
+            if fetch.reference == reference:
+                fetch.progress = progress
+
+    def _came(self, fetch: Fetch) -> None:
+        del self.running[fetch.model]
+        # Noted first, and struck out when it is found: whoever asked for it again would have it fetched again, for ever.
+        why = f"{fetch.reference} was fetched, and still it is not here: `greenroom list` tells what is"
+        self.failed[fetch.model] = (self._clock(), why)
+        self._landed(fetch.model)
+        if self.absent.get(fetch.model) == fetch.reference:
+            raise StoreError(why)
+        took_s = self._clock() - fetch.since
+        self._tell(Tell(self._clock(), fetch.model, "fetched", f"fetched {fetch.reference} in {took_s:.0f} s"))
+        self._let_go(fetch)
 
     def _fail(self, fetch: Fetch, why: str) -> None:
         if self.running.get(fetch.model) is fetch:
@@ -218,10 +265,16 @@ class Fetching:
         """Whoever has waited too long is told to come back."""
         while True:
             now = self._clock()
-            for request, (since, one) in list(fetch.waiting.items()):
-                if now - since >= WAIT_S_MAX:
+            fetch.more.clear()
+            for request, (until, one) in list(fetch.waiting.items()):
+                if until <= now:
                     del fetch.waiting[request]
-                    said = f"{fetch.model} is still {fetch.text()}; {WAIT_S_MAX:g} s is the longest a request waits for that"
-                    one.refused(Refuse(request, 503, "fetch_timeout", said, self._retry_after_s(fetch)))
-            soonest = min((since for since, _ in fetch.waiting.values()), default=now)
-            await asyncio.sleep(max(1.0, WAIT_S_MAX - (now - soonest)))
+                    one.refused(self._too_late(fetch, request) if one.left_s is not None else self._too_long(fetch, request))
+            soonest = min((until for until, _ in fetch.waiting.values()), default=now + WAIT_S_MAX)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(LOOK_S_MIN, soonest - now)):
+                    await fetch.more.wait()
+
+    def _too_long(self, fetch: Fetch, request: int) -> Refuse:
+        said = f"{fetch.model} is still {fetch.text()}; {WAIT_S_MAX:g} s is the longest a request waits for that"
+        return Refuse(request, 503, "fetch_timeout", said, self._retry_after_s(fetch))

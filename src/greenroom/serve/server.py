@@ -133,6 +133,7 @@ class GreenroomServer:
         self.config, self.config_path, self.listen, self.home, self.strict = config, config_path, listen, home, strict
         self.gpus = Gpus()
         self.found: Sequence[GpuInfo] = ()
+        self._read = config  # as last taken over, before the store was asked
         self._stop = asyncio.Event()
         self._signals = 0
         self.storeroom = Storeroom(Library())
@@ -195,7 +196,7 @@ class GreenroomServer:
         self.feed = EventFeed(self.shell.clock, int(time.time() * 1000))
         self.shell.tellers += [self.feed.tell, self._remember]
         self.door = Door(self.shell, self.crew)
-        self.crew.lacking, self.door.mended = dict(plan.missing), self._mended
+        self.crew.lacking, self.door.mended, self.door.look = dict(plan.missing), self._mended, self._look
         self.fetching = self.door.fetching = Fetching(self.storeroom.pull, self._landed, self.shell.say, self.shell.spawn, self.shell.clock)
         self.crew.masked = self.config.secrets
         self.peer_door = PeerDoor(self.door, Peers(), self.shell.next_request, self.shell.clock)
@@ -244,11 +245,16 @@ class GreenroomServer:
         self.fetching.take(self.storeroom.absent)
         for model in self.plan.setup.models:
             if model.id in self.storeroom.absent and (model.pinned or model.preload):
-                self.fetching.start(model.id)
+                self.fetching.begin(model.id)
 
     def _landed(self, model: str) -> None:
-        log.info("%s is here; the configuration is read again", model)
-        self.reload()
+        log.info("%s is here", model)
+        self._take(self._plan(self._read))  # not the file: half of a change to it may be written
+
+    def _look(self, model: str) -> None:
+        if self.storeroom.changed(model):
+            log.info("%s has come to the store, or is gone from it, by other hands", model)
+            self._take(self._plan(self._read))
 
     def _bind(self) -> socket.socket:
         """Bind first: an address that is taken must cost nobody an engine."""
@@ -366,6 +372,7 @@ class GreenroomServer:
             return
         if config.tracing != self.config.tracing:
             log.warning("`tracing` has changed; that counts from the next start")
+        self._read = config
         self._take(plan)
         log.info("configuration read again: %d models", len(plan.setup.models))
 
@@ -387,8 +394,9 @@ class GreenroomServer:
         plane.catalog, plane.keys = self._with_peers(plan), Keys(config.keys, plane.keys)
         plane.admissions = self.peer_door if plan.peers else self.door
         plane.guards = Guards(self.listen[0], config.allowed_hosts, config.cors_origins, check_host=not config.api_keys)
-        self._fetch()
+        self.storeroom.hold()
         self.shell.reload(plan.setup)
+        self._fetch()  # who waited for files asks the scheduler that knows the new setup
 
     def _mended(self) -> None:
         log.info("what a model lacked is there now; the configuration is read again")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 
 from greenroom.config.model import Config
-from greenroom.store.facts import Progress, Reference, Stored
+from greenroom.store.facts import Progress, Reference, Stored, StoreError
 from greenroom.store.library import Library
 from greenroom.store.resolve import resolve
+
+log = logging.getLogger("greenroom")
 
 
 class Storeroom:
@@ -18,13 +21,27 @@ class Storeroom:
         self.library = library
         self.absent: Mapping[str, Reference] = {}
         self._stored: Mapping[str, Stored] = {}
+        self._forbidden: Mapping[str, Reference] = {}
         self._held: dict[str, contextlib.ExitStack] = {}  # digest -> what keeps it
 
     def resolve(self, config: Config) -> Config:
         """The configuration with places of models that are here."""
         found = resolve(config, self.library)
-        self.absent, self._stored = found.absent, found.stored
+        self.absent, self._stored, self._forbidden = found.absent, found.stored, found.forbidden
         return found.config
+
+    def changed(self, model: str) -> bool:
+        """Whether it has come or gone since: `greenroom pull` does not tell us, nor does a disk."""
+        known = self._stored.get(model)
+        reference = known.reference if known is not None else self.absent.get(model) or self._forbidden.get(model)
+        return reference is not None and self._is_here(reference) != (known is not None)
+
+    def _is_here(self, reference: Reference) -> bool:
+        try:
+            self.library.ready(reference)
+        except StoreError:
+            return False
+        return True
 
     def hold(self) -> None:
         """Keep what is served now, let go of what was served before."""
@@ -33,8 +50,13 @@ class Storeroom:
             self._held.pop(digest).close()
         for digest, stored in wanted.items():
             if digest not in self._held:
-                stack = self._held[digest] = contextlib.ExitStack()
-                stack.enter_context(self.library.using(stored))
+                stack = contextlib.ExitStack()
+                try:
+                    stack.enter_context(self.library.using(stored))
+                except StoreError as fault:
+                    log.warning("%s is served, and may be removed meanwhile: %s", stored.reference, fault)
+                    continue
+                self._held[digest] = stack
 
     async def pull(self, reference: Reference, progress: Callable[[Progress], None]) -> None:
         """Fetch one model.  Raises StoreError."""

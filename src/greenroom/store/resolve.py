@@ -21,6 +21,7 @@ class Resolved:
     config: Config
     absent: Mapping[str, Reference] = field(default_factory=dict)  # model id -> what the first request may fetch
     stored: Mapping[str, Stored] = field(default_factory=dict)  # model id -> what it is made of
+    forbidden: Mapping[str, Reference] = field(default_factory=dict)  # model id -> what is not here and must not be fetched
 
 
 def resolve(config: Config, library: Library) -> Resolved:
@@ -29,11 +30,14 @@ def resolve(config: Config, library: Library) -> Resolved:
         return Resolved(config)
     absent: dict[str, Reference] = {}
     stored: dict[str, Stored] = {}
-    models = tuple(_resolved(model, library, absent, stored) for model in config.models)
-    return Resolved(replace(config, models=models), absent, stored)
+    forbidden: dict[str, Reference] = {}
+    models = tuple(_resolved(model, library, absent, stored, forbidden) for model in config.models)
+    return Resolved(replace(config, models=models), absent, stored, forbidden)
 
 
-def _resolved(model: ModelConfig, library: Library, absent: dict[str, Reference], stored: dict[str, Stored]) -> ModelConfig:
+def _resolved(
+    model: ModelConfig, library: Library, absent: dict[str, Reference], stored: dict[str, Stored], forbidden: dict[str, Reference]
+) -> ModelConfig:
     if not model.reference or model.misconfigured:
         return model
     try:
@@ -45,6 +49,7 @@ def _resolved(model: ModelConfig, library: Library, absent: dict[str, Reference]
         return placed(model, found)
     except (NotFound, Damaged) as fault:  # a fetch mends either
         if model.pull == "never":
+            forbidden[model.id] = reference
             return replace(model, misconfigured=f"{fault}; pull: never forbids to fetch it")
         absent[model.id] = reference
         return replace(model, misconfigured=f"its model {reference} is not here yet: the first request fetches it")
