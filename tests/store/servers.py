@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import functools
 import http.client
 import ipaddress
 import json
@@ -21,8 +22,10 @@ from aiohttp import web
 from greenroom.store.layouts import OCI_INDEX, OCI_MANIFEST
 from tests.validators import tool
 
-from .models import digest, modelpack, named
+from .models import digest as plain_digest
+from .models import modelpack, named
 
+digest = functools.cache(plain_digest)  # of the same large bytes, many times
 USER, PASSWORD = "piet", "s3cret-pass"
 HTPASSWD = f"{USER}:$2b$04$9uA3e8Jq2ZfgObwVb8w.meMAV1oRU0yxax.IHIyEECwLHaJ.4zISG\n"  # bcrypt, as docker-registry wants it
 UP_S_MAX = 30.0

@@ -475,9 +475,7 @@ async def test_a_disk_that_fills_up_in_the_middle_keeps_nothing(fake: Fake, smal
     fake.pause_at = 3 * MIB
     pull = asyncio.ensure_future(Puller(library).pull(named_in(fake, "mid")))
     await fake.paused.wait()
-    with contextlib.suppress(OSError), open(small_disk / "other", "ab", buffering=0) as other:
-        while True:
-            other.write(bytes(4096))
+    fill(small_disk / "other")
     fake.pause_at = None
     fake.go.set()
     with pytest.raises(NoRoom, match=r"full|free"):
@@ -486,3 +484,10 @@ async def test_a_disk_that_fills_up_in_the_middle_keeps_nothing(fake: Fake, smal
     assert leftovers(library) == []
     (small_disk / "other").unlink()
     assert (await Puller(library).pull(named_in(fake, "mid"))).entry.read_bytes() == data
+
+
+def fill(path: Path) -> None:
+    """Takes what room there is."""
+    with contextlib.suppress(OSError), path.open("ab", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))

@@ -321,19 +321,21 @@ class _Writer:
         """Raises what an earlier write failed with."""
         self._held.append(piece)
         self._bytes += len(piece)
-        busy = self._writing is not None and not self._writing.done()
-        if self._bytes < (BATCH_BYTES_MAX if busy else BATCH_BYTES_MIN):
-            return
-        if self._writing is not None:
+        if self._writing is not None and self._bytes >= BATCH_BYTES_MAX:
             await asyncio.shield(self._writing)
-        self._writing = self._filling.start(self._written(self._take()))
+        if self._writing is not None and self._writing.done():
+            self._writing.result()
+            self._writing = None
+        if self._writing is None and self._bytes >= BATCH_BYTES_MIN:
+            self._writing = self._filling.start(self._written())
 
     async def close(self) -> None:
         """Whatever came in is written and noted, also when the connection broke."""
         await self._filling.job(self._closed())
 
-    async def _written(self, batch: Sequence[memoryview]) -> None:
-        await self._filling.transfer.thread(_write, self._filler, batch)
+    async def _written(self) -> None:
+        while self._bytes >= BATCH_BYTES_MIN:
+            await self._filling.transfer.thread(_write, self._filler, self._take())
 
     async def _closed(self) -> None:
         if self._writing is not None:
