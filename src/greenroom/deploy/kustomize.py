@@ -15,12 +15,13 @@ SHARED = "common"  # no workload's name ends up as this file: theirs stand in a 
 def kustomize(intent: Intent, options: KubeOptions) -> Files:
     """base/, overlays/TARGET/ and components/monitoring/; `kubectl apply -k overlays/TARGET` is all that is needed."""
     files: dict[str, str] = {}
-    for name, found in _by_file(objects(intent, options)).items():
-        files[f"base/{name}"] = dump_all([one.value for one in found])
+    found = objects(intent, options)
+    for name, members in _by_file(found).items():
+        files[f"base/{name}"] = dump_all([one.value for one in members])
     resources = sorted(name.removeprefix("base/") for name in files)
     files["base/kustomization.yaml"] = _kustomization(intent, options, {"resources": resources})
     overlay = f"overlays/{intent.target}"
-    patches = {one.name: _patch(one.name, objects(intent, options), target_patch(one, options)) for one in intent.workloads}
+    patches = {one.name: _patch(one.name, found, target_patch(one, options)) for one in intent.workloads}
     for name, patch in patches.items():
         if patch:
             files[f"{overlay}/{name}.yaml"] = dump(patch)
