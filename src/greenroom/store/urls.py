@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from yarl import URL
 
@@ -90,8 +91,8 @@ def parts_of(reference: Reference) -> list[tuple[str, URL]]:
     if not 1 <= parts <= PARTS_MAX:
         raise Refused(f"{name} claims {parts:,} parts; {PARTS_MAX:,} are the limit")
     names = [f"{match['stem']}-{part:05}-of-{match['parts']}{match['ending']}" for part in range(1, parts + 1)]
-    query = url.raw_query_string
-    return [(part, url.with_name(part).with_query(query) if part != name else url) for part in names]
+    folder, query = url.raw_path.rpartition("/")[0], f"?{url.raw_query_string}" if url.raw_query_string else ""
+    return [(part, url if part == name else URL(f"{url.origin()}{folder}/{quote(part)}{query}", encoded=True)) for part in names]
 
 
 def _size(headers: Headers) -> int | None:
