@@ -482,7 +482,7 @@ def test_prometheus_is_let_in_only_when_asked(tmp_path: Path) -> None:
         name: [name] for name in services
     }
     assert sum(kind == "NetworkPolicy" for kind, _ in found) == 2 * len(services)
-    schema = json.loads((Path(__file__).parent / "schemas" / "ServiceMonitor.json").read_text())
+    schema = json.loads((Path(__file__).parent / "kube_schemas" / "ServiceMonitor.json").read_text())
     for (kind, _), one in found.items():
         if kind == "ServiceMonitor":
             jsonschema.validate(one, schema)
