@@ -77,6 +77,7 @@ def test_notes_tell_every_model_and_how_to_ask(case: str, tmp_path: Path) -> Non
         if workload.model and workload.model.isprintable():
             assert f"({workload.model})" in told
     assert "kubectl --namespace elsewhere port-forward" in told
+    assert ("Bearer $GREENROOM_API_KEY" in told) == (bool(CASES[case].config.api_keys) and CASES[case].mode == "greenroom")
     has_secrets = any(one.secret_env for one in CASES[case].workloads)
     assert ("kubectl --namespace elsewhere create secret generic" in told) == has_secrets
 

@@ -324,7 +324,8 @@ def _notes(intent: Intent) -> str:
         lines.append(f"  {one.name}:{one.port}{about}".replace("{{", '{{ "{{" }}'))
     front = next(one for one in intent.workloads if one.name == _front(intent))
     forward = f"  kubectl --namespace {{{{ .Release.Namespace }}}} port-forward service/{front.name} {front.port}:{front.port}"
-    lines += ["", "Try it:", "", forward, f"  curl http://127.0.0.1:{front.port}/v1/models"]
+    key = ' -H "Authorization: Bearer $GREENROOM_API_KEY"' if not front.model and intent.config.api_keys else ""
+    lines += ["", "Try it:", "", forward, f"  curl{key} http://127.0.0.1:{front.port}/v1/models"]
     if command := secret_command(intent):
         told = command.replace(f"--namespace {intent.namespace}", "--namespace {{ .Release.Namespace }}")
         lines += ["", "Secrets that the pods wait for:", "", f"  {told}"]
