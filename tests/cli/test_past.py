@@ -82,7 +82,7 @@ def test_thrash_names_the_pair_and_the_way_out(thrashing: Path, tmp_path: Path) 
 def test_a_command_that_is_told_can_be_pasted_whatever_a_model_is_called() -> None:
     """Quoted for a shell: a name may hold what a shell would run."""
     changes = ["models.a;$(id) 'b.ttl=60"]
-    fix = {"text": "x", "swaps_h": 0.0, "mean_wait_s": 0.0, "effect": "", "suggested": True, "diff": [], "changes": changes}
+    fix = {"text": "x", "swaps": 0, "swaps_h": 0.0, "mean_wait_s": 0.0, "effect": "", "suggested": True, "diff": [], "changes": changes}
     figures = dict.fromkeys(("slow", "slow_total", "waited_requests_h", "waited_s_h", "regret", "swaps"), 0)
     one = {"text": "t", "pair": ["a", "b"], **figures, "fixes": [fix]}
     line = story(one)[-1].strip()
@@ -135,6 +135,35 @@ def test_replay_is_the_same_to_the_last_action(thrashing: Path) -> None:
     assert said["swaps"] > 100
 
 
+def test_replay_says_up_to_when_it_has_read(tmp_path: Path) -> None:
+    """A server that runs has more to write: the last event and the last request that are in the file are named."""
+    scene = scene_with(setup_of(AGENT, CODER), [one for one in alternating(seconds=300.0) if one.model != "small"], 300.0)
+    path = written(tmp_path / "journal.sqlite", scene, ago_s=200_000.0)
+    said = json.loads(run("replay", "--json", "--ledger", str(path)).output)
+    assert time.time() - 200_310 < said["until"] < time.time() - 199_900
+    day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(said["until"]))
+    assert run("replay", "--ledger", str(path)).output.splitlines()[-1].startswith(f"Read up to {day}: ")
+    other = run("replay", "--policy", "fifo", "--ledger", str(path)).output.splitlines()[-1]
+    assert other.startswith("Looked at ")
+    assert f", until {day[:10]} " in other
+
+
+def test_a_short_time_is_told_in_counts_not_per_hour(tmp_path: Path) -> None:
+    """Some minutes of traffic say nothing of an hour."""
+    scene = scene_with(setup_of(AGENT, CODER), [one for one in alternating(seconds=200.0) if one.model != "small"], 200.0)
+    path = written(tmp_path / "journal.sqlite", scene)
+    result = run("thrash", "--ledger", str(path))
+    assert result.exit_code == 3
+    assert "an hour" not in result.output
+    assert "SWAPS/H" not in result.output
+    (one,) = json.loads(run("thrash", "--json", "--ledger", str(path)).output)["thrash"]
+    assert f"{one['swaps']} swaps in {one['seconds'] / 60:.0f} min cost" in result.output.splitlines()[0]
+    assert f"{one['waited_requests']} requests waited " in result.output
+    assert [one[name] for name in one if name.endswith("_h")] == [None] * 5
+    assert {fix["swaps_h"] for fix in one["fixes"]} == {None}
+    assert all(fix["swaps"] >= 0 for fix in one["fixes"])
+
+
 def test_replay_under_other_settings_is_compared(thrashing: Path) -> None:
     """What was recorded, the same settings again, and with room for both."""
     result = run("replay", "--set", "device.gpu0.memory=96GiB", "--json", "--state-dir", str(thrashing))
@@ -143,7 +172,8 @@ def test_replay_under_other_settings_is_compared(thrashing: Path) -> None:
     assert recorded["mean_s"] == pytest.approx(again["mean_s"], rel=0.02)
     assert roomy["switches"] == 3
     fifo = run("replay", "--policy", "fifo", "--state-dir", str(thrashing))
-    assert [line.split()[0] for line in fifo.output.splitlines()] == ["REQUESTS", "recorded", "same", "fifo"]
+    shown = [line.split()[0] for line in fifo.output.splitlines() if line]
+    assert shown == ["REQUESTS", "recorded", "same", "fifo", "Looked"]
 
 
 def test_replay_takes_a_trace(tmp_path: Path) -> None:

@@ -86,6 +86,24 @@ def test_two_models_that_alternate_are_named_with_what_it_costs() -> None:
     assert "8.0 GiB more would hold both" in sentence(one)
 
 
+@pytest.mark.parametrize(("seconds", "is_told_per_hour"), [(180.0, False), (590.0, False), (610.0, True)])
+def test_less_than_ten_minutes_are_counted_and_not_made_an_hour(seconds: float, is_told_per_hour: bool) -> None:
+    """83 swaps in 80 s are not 3724 an hour."""
+    scene = scene_with(setup_of(AGENT, CODER, SMALL), alternating(seconds=seconds), seconds)
+    trial = tried(scene)
+    (one,) = thrashing(scene.setup, trial.requests, trial.transitions, (0.0, seconds))
+    told, _ = fixed(one, scene_of(scene.setup, trial.requests, trial.transitions, (0.0, seconds)))
+    plain = told.plain()
+    assert plain["seconds"] == seconds
+    assert plain["swaps"] == one.swaps >= 4
+    assert (" an hour" in plain["text"]) == is_told_per_hour
+    assert (f"{one.swaps} swaps in " in plain["text"]) == (not is_told_per_hour)
+    rates = [plain[name] for name in ("swaps_h", "switching_s_h", "draining_s_h", "waited_requests_h", "waited_s_h")]
+    rates += [fix["swaps_h"] for fix in plain["fixes"]]
+    assert all((rate is not None) == is_told_per_hour for rate in rates)
+    assert all(fix["swaps"] is not None for fix in plain["fixes"])
+
+
 def test_following_the_advice_ends_it() -> None:
     """What is suggested is done to the settings, and the same hour is played with them: at least four fifths of the swaps are gone."""
     scene, trial = the_hour()

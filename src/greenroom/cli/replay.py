@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +49,11 @@ def replay(
         if not other:
             same(past.open_past(state_dir, ledger), as_json)
             return
-        trials = compared(since, state_dir, ledger, changes, policy, trace)
+        trials, looked_at = compared(since, state_dir, ledger, changes, policy, trace)
     if as_json:
         client.print_json([{"name": name, **figures.plain()} for name, figures in trials])
     else:
-        click.echo("\n".join(text.table(HEADERS, [row(name, figures) for name, figures in trials], RIGHT)))
+        click.echo("\n".join([*text.table(HEADERS, [row(name, figures) for name, figures in trials], RIGHT), *looked_at]))
 
 
 # ---------------------------------------------------------------------------------------------------------- exactly
@@ -79,6 +80,7 @@ def plain(found: Exactly) -> dict[str, Any]:
         "swaps": found.swaps,
         "runs": found.runs,
         "skipped": dict(found.skipped),
+        "until": found.until,
         "difference": None,
     }
     if (other := found.difference) is not None:
@@ -97,6 +99,7 @@ def verdict(found: Exactly) -> list[str]:
     seen = f"{text.count(found.events, 'event')} of {text.count(found.runs, 'run')}"
     did = f"{text.count(found.admissions, 'admission')}, {text.count(found.swaps, 'swap')} (starts and wakes)"
     unread = [f"{count} of kind {text.safe(kind)} could not be read." for kind, count in found.skipped.items()]
+    unread += [read_until(found.until)] if found.until is not None else []
     if (other := found.difference) is None:
         return [f"The same to the last action: {seen}, {did}.", *unread]
     lines = [f"It came out differently at event {other.number:,} ({text.safe(other.row.kind)} {text.safe(other.row.model)}), after {seen}."]
@@ -107,25 +110,31 @@ def verdict(found: Exactly) -> list[str]:
     return [*lines, *unread]
 
 
+def read_until(at: float) -> str:
+    return f"Read up to {text.clock(at, time.time())}: a running server writes what happens a moment later."
+
+
 # ---------------------------------------------------------------------------------------------------------- what if
 
 
 def compared(
     since: float, state_dir: str | None, ledger: str | None, changes: tuple[str, ...], policy: str, trace: str | None
-) -> list[tuple[str, Figures]]:
-    """What was recorded (where it was), the same settings replayed, and the others."""
+) -> tuple[list[tuple[str, Figures]], list[str]]:
+    """What was recorded (where it was), the same settings replayed, and the others; and what the figures rest on."""
     from greenroom.planner.figures import figures_of
     from greenroom.planner.replay import scene_of, tried
 
     recorded: list[tuple[str, Figures]] = []
+    looked_at: list[str] = []
     if trace is not None:
         scene = traced(trace, state_dir, ledger)
     else:
         seen = past.read(state_dir, ledger, since)
         recorded = [("recorded", figures_of(seen.requests, seen.transitions, seen.within))]
+        looked_at = ["", past.looked_at(seen.within, len(seen.requests))]
         scene = scene_of(seen.setup, seen.requests, seen.transitions, seen.within)
     trials: list[Trial] = [tried(scene, keep=False), tried(scene, changes, policy=policy, keep=False)]
-    return [*recorded, *((trial.name, trial.figures) for trial in trials)]
+    return [*recorded, *((trial.name, trial.figures) for trial in trials)], looked_at
 
 
 def traced(trace: str, state_dir: str | None, ledger: str | None) -> Scene:

@@ -12,6 +12,7 @@ from greenroom.cli import client, past, text
 
 EXIT_THRASHING = 3
 HEADERS = ("", "WAY OUT", "SWAPS/H", "MEAN WAIT", "EFFECT")
+COUNTED = ("", "WAY OUT", "SWAPS", "MEAN WAIT", "EFFECT")  # of a time too short for figures per hour
 RIGHT = frozenset({2, 3})
 WAY_CELLS_MAX = 90
 SHOWN = ("seen", "headline", "thrash", "after", "swap_share", "outgrown", "replayed")
@@ -66,13 +67,11 @@ def story(one: dict[str, Any]) -> list[str]:
     lines = [text.safe(one["text"]) + "."]
     others = "the other" if len(one["pair"]) == 2 else "another of them"
     lines.append(f"  {one['slow']} of {text.count(one['slow_total'], 'slow request')} came after {others}.")
-    lines.append(
-        f"  {one['waited_requests_h']:.0f} requests an hour waited {text.duration(one['waited_s_h'])} for it; "
-        f"{one['regret']} of {one['swaps']} swaps sent away what was wanted again at once."
-    )
+    lines.append(f"  {waited(one)}; {one['regret']} of {one['swaps']} swaps sent away what was wanted again at once.")
     if not one["fixes"]:
         return lines
-    lines += ["", *(f"  {line}" for line in text.table(HEADERS, [fix_row(fix) for fix in one["fixes"]], RIGHT))]
+    headers = HEADERS if all(fix["swaps"] is None or fix["swaps_h"] is not None for fix in one["fixes"]) else COUNTED
+    lines += ["", *(f"  {line}" for line in text.table(headers, [fix_row(fix) for fix in one["fixes"]], RIGHT))]
     best = next((fix for fix in one["fixes"] if fix["suggested"]), None)
     if best is not None:
         lines += ["", "  * the suggested change:", *(f"    {text.safe(line)}" for line in best["diff"])]
@@ -82,8 +81,15 @@ def story(one: dict[str, Any]) -> list[str]:
     return lines
 
 
+def waited(one: dict[str, Any]) -> str:
+    if one["waited_requests_h"] is None:  # too short a time for figures per hour
+        return f"{text.count(one['waited_requests'], 'request')} waited {text.duration(one['waited_s'])} for it"
+    return f"{one['waited_requests_h']:.0f} requests an hour waited {text.duration(one['waited_s_h'])} for it"
+
+
 def fix_row(fix: dict[str, Any]) -> tuple[str, ...]:
-    swaps = "-" if fix["swaps_h"] is None else f"{fix['swaps_h']:.0f}"
+    count = fix["swaps"] if fix["swaps_h"] is None else fix["swaps_h"]
+    swaps = "-" if count is None else f"{count:.0f}"
     wait = "-" if fix["mean_wait_s"] is None else text.duration(fix["mean_wait_s"])
     return ("*" if fix["suggested"] else "", text.cut(text.safe(fix["text"]), WAY_CELLS_MAX), swaps, wait, text.safe(fix["effect"]))
 

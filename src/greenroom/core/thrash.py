@@ -15,6 +15,7 @@ WINDOW_SWAPS = 8.0  # or as long as so many of these swaps: large models take mi
 RETURNS_MIN = 3
 SHARE_MIN = 0.1
 TURNS_KEPT = 64
+RATE_S_MIN = 600.0  # a shorter time is told as it was: 83 swaps in 80 s are not 3724 an hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,11 @@ def window_s(turn: Turn) -> float:
 def turns_words(models: Sequence[str], device: str) -> str:
     """How it is said everywhere: in the log, the status, the page and `greenroom thrash`."""
     return f"{listed(models)} take turns on {device}"
+
+
+def is_rate(seconds: float) -> bool:
+    """Whether what was counted in so long a time may be told per hour."""
+    return seconds >= RATE_S_MIN
 
 
 def listed(names: Iterable[str]) -> str:

@@ -60,6 +60,7 @@ class Exactly:
     runs: int
     skipped: Mapping[str, int] = field(default_factory=dict)
     difference: Difference | None = None
+    until: float | None = None  # unix seconds of the last event read; what came later was not written yet
 
 
 def exactly(runs: Iterable[tuple[BootRow, Iterable[EventRow]]]) -> Exactly:
@@ -78,6 +79,7 @@ def exactly(runs: Iterable[tuple[BootRow, Iterable[EventRow]]]) -> Exactly:
             done.runs + 1,
             dict(skipped),
             part.difference,
+            done.until if part.until is None else part.until,
         )
         if part.difference is not None:
             break
@@ -88,8 +90,9 @@ def exactly(runs: Iterable[tuple[BootRow, Iterable[EventRow]]]) -> Exactly:
 
 def _exactly(boot: BootRow, rows: Iterable[EventRow], skipped: Counter[str]) -> Exactly:
     scheduler: Scheduler | None = None
-    number, admissions, swaps = -1, 0, 0
+    number, admissions, swaps, until = -1, 0, 0, None
     for number, row in enumerate(rows):
+        until = row.at
         if scheduler is None:
             looked = row.kind == "MemoryMeasured" and row.clock - boot.clock <= BEGIN_S_MAX  # before anything begins
             if row.kind != "Ticked" and not looked:
@@ -102,12 +105,13 @@ def _exactly(boot: BootRow, rows: Iterable[EventRow], skipped: Counter[str]) -> 
         try:
             now = tuple(scheduler.handle(event))
         except AssertionError as fault:
-            return Exactly(number, admissions, swaps, 1, {}, Difference(number, row, recorded, (), str(fault).partition("\n")[0]))
+            broke = Difference(number, row, recorded, (), str(fault).partition("\n")[0])
+            return Exactly(number, admissions, swaps, 1, {}, broke, until)
         if now != recorded:
-            return Exactly(number, admissions, swaps, 1, {}, Difference(number, row, recorded, now))
+            return Exactly(number, admissions, swaps, 1, {}, Difference(number, row, recorded, now), until)
         admissions += sum(isinstance(action, Admit) for action in now)
         swaps += sum(isinstance(action, (Start, Wake)) for action in now)
-    return Exactly(number + 1, admissions, swaps, 1)
+    return Exactly(number + 1, admissions, swaps, 1, until=until)
 
 
 # ---------------------------------------------------------------------------------------------------------- what if

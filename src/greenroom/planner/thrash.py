@@ -16,7 +16,7 @@ from typing import Any
 
 from greenroom.core.facts import Device, Model, Setup, SleepTier
 from greenroom.core.moves import gib
-from greenroom.core.thrash import turns_words
+from greenroom.core.thrash import is_rate, turns_words
 from greenroom.ledger.rows import RequestRow, SampleRow, TransitionRow
 
 from .figures import HOUR_S, Span, Swap, regrets_of, stretch, swaps_of
@@ -50,7 +50,9 @@ class Fix:
     setup: Setup | None = None  # where no change of one key says it
     cost: float = 0.0  # how much of a burden, to choose among those that help
     effect: str = ""
+    swaps: int | None = None  # in the time replayed
     swaps_h: float | None = None
+    is_rate: bool = True  # that time was long enough for figures per hour
     mean_wait_s: float | None = None
     p95_wait_s: float | None = None
     refused: int = 0
@@ -62,7 +64,8 @@ class Fix:
             "kind": self.kind,
             "text": self.text,
             "effect": self.effect,
-            "swaps_h": _round(self.swaps_h, 1),
+            "swaps": self.swaps,
+            "swaps_h": _round(self.swaps_h, 1) if self.is_rate else None,
             "mean_wait_s": _round(self.mean_wait_s, 2),
             "p95_wait_s": _round(self.p95_wait_s, 2),
             "refused": self.refused,
@@ -74,18 +77,21 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Thrash:
-    """Models that take turns on a device, with what that cost; `_h` = per hour of the time looked at."""
+    """Models that take turns on a device, with what that cost; `_h` = per hour of the time looked at.
+
+    Where that is shorter than RATE_S_MIN, what is told are counts: `seconds` and the names without `_h`.
+    """
 
     models: tuple[str, ...]  # the two that swap most with each other first
     device: str
     since: float
     until: float
+    seconds: float  # looked at
     swaps: int
-    swaps_h: float
-    switching_s_h: float
-    draining_s_h: float
-    waited_requests_h: float
-    waited_s_h: float
+    switching_s: float
+    draining_s: float
+    waited_requests: int
+    waited_s: float
     share: float  # of the time between the first and the last of these swaps
     regret: int
     slow: int  # slow requests that came right after another of them had been served
@@ -93,22 +99,41 @@ class Thrash:
     short_mib: int | None  # to hold all of them; None = their needs are not known
     fixes: tuple[Fix, ...] = ()
 
+    def per_hour(self, count: float) -> float:
+        return count * HOUR_S / max(self.seconds, SPAN_S_MIN)
+
+    @property
+    def swaps_h(self) -> float:
+        return self.per_hour(self.swaps)
+
+    @property
+    def waited_s_h(self) -> float:
+        return self.per_hour(self.waited_s)
+
+    @property
+    def cost_s(self) -> float:
+        return self.switching_s + self.draining_s
+
     @property
     def cost_s_h(self) -> float:
-        return self.switching_s_h + self.draining_s_h
+        return self.per_hour(self.cost_s)
 
     def plain(self) -> dict[str, Any]:
+        counted = {
+            "swaps": self.swaps,
+            "switching_s": self.switching_s,
+            "draining_s": self.draining_s,
+            "waited_requests": self.waited_requests,
+            "waited_s": self.waited_s,
+        }
+        rates = {f"{name}_h": self.per_hour(count) if is_rate(self.seconds) else None for name, count in counted.items()}
         return {
             "pair": list(self.models),
             "device": self.device,
             "since": self.since,
             "until": self.until,
-            "swaps": self.swaps,
-            "swaps_h": _round(self.swaps_h, 1),
-            "switching_s_h": _round(self.switching_s_h, 1),
-            "draining_s_h": _round(self.draining_s_h, 1),
-            "waited_requests_h": _round(self.waited_requests_h, 1),
-            "waited_s_h": _round(self.waited_s_h, 1),
+            "seconds": _round(self.seconds, 1),
+            **{name: _round(value, 1) for name, value in {**counted, **rates}.items()},
             "share": _round(self.share, 3),
             "regret": self.regret,
             "slow": self.slow,
@@ -151,7 +176,6 @@ def thrashing(
 ) -> list[Thrash]:
     """Everybody who takes turns, dearest first; nobody where it is merely slow."""
     begin, end = within or stretch(requests, transitions)
-    hours = max(end - begin, SPAN_S_MIN) / HOUR_S
     swaps = swaps_of(requests, transitions)
     regrets = set(map(id, regrets_of(requests, swaps)))
     needs = needs_of(setup, transitions)
@@ -163,7 +187,7 @@ def thrashing(
         for circle in _circles(here):
             turns = [swap for swap in here if swap.model in circle and not circle.isdisjoint(swap.out)]
             beside = _beside(there.get(device, frozenset()), stays, device, circle, turns)
-            one = _thrash(setup, device, circle, turns, requests, hours, needs, beside)
+            one = _thrash(setup, device, circle, turns, requests, end - begin, needs, beside)
             if one is not None:
                 found.append(replace(one, regret=sum(id(swap) in regrets for swap in turns)))
     return sorted(found, key=lambda one: -one.cost_s_h)
@@ -202,7 +226,7 @@ def _thrash(
     circle: set[str],
     turns: Sequence[Swap],
     requests: Sequence[RequestRow],
-    hours: float,
+    seconds: float,
     needs: Mapping[str, int],
     beside: set[str],
 ) -> Thrash | None:
@@ -218,12 +242,12 @@ def _thrash(
         device=device,
         since=since,
         until=until,
+        seconds=seconds,
         swaps=len(turns),
-        swaps_h=len(turns) / hours,
-        switching_s_h=switching_s / hours,
-        draining_s_h=sum(swap.drain_s for swap in turns) / hours,
-        waited_requests_h=sum(swap.waiters for swap in turns) / hours,
-        waited_s_h=sum(swap.waited_s for swap in turns) / hours,
+        switching_s=switching_s,
+        draining_s=sum(swap.drain_s for swap in turns),
+        waited_requests=sum(swap.waiters for swap in turns),
+        waited_s=sum(swap.waited_s for swap in turns),
         share=share,
         regret=0,
         slow=sum((row.before in circle and row.before != row.model) or _waited_for(row, rises) for row in slow),
@@ -329,7 +353,10 @@ def _short_mib(setup: Setup, device: str, circle: Iterable[str], beside: set[str
 
 
 def sentence(one: Thrash) -> str:
-    cost = f"{one.swaps_h:.0f} swaps an hour cost {_minutes(one.cost_s_h)} of it"
+    if is_rate(one.seconds):
+        cost = f"{one.swaps_h:.0f} swaps an hour cost {_minutes(one.cost_s_h)} of it"
+    else:
+        cost = f"{one.swaps} swaps in {_minutes(one.seconds)} cost {_minutes(one.cost_s)} of it"
     if one.short_mib is not None and one.short_mib > 0:
         more = f"; {gib(one.short_mib)} more would hold {'both' if len(one.models) == 2 else 'all'}"
     elif one.short_mib is not None:
@@ -357,8 +384,8 @@ def fixed(
     """The same with its ways out, each replayed on the same arrivals; and the replay of things as they are."""
     base = tried(scene, name="as it is", keep=False)
     fixes = [_checked(fix, scene, base) for fix in candidates(one, scene, commands or {}, contexts or {}, samples)]
-    good = [fix for fix in fixes if _helps(fix, scene, base)]
-    best = min(good, key=lambda fix: (fix.cost, fix.swaps_h), default=None)
+    good = [fix for fix in fixes if _helps(fix, base)]
+    best = min(good, key=lambda fix: (fix.cost, fix.swaps), default=None)
     ranked = sorted((replace(fix, suggested=fix is best) for fix in fixes), key=lambda fix: (not fix.suggested, fix.cost))
     return replace(one, fixes=tuple(ranked)), base
 
@@ -372,7 +399,9 @@ def _checked(fix: Fix, scene: Scene, base: Trial) -> Fix:
     return replace(
         fix,
         effect=effect,
+        swaps=then.switches,
         swaps_h=scene.per_hour(then.switches),
+        is_rate=is_rate(scene.seconds),
         mean_wait_s=then.mean_s,
         p95_wait_s=then.p95_s,
         refused=max(0, refused),
@@ -380,10 +409,10 @@ def _checked(fix: Fix, scene: Scene, base: Trial) -> Fix:
     )
 
 
-def _helps(fix: Fix, scene: Scene, base: Trial) -> bool:
-    assert fix.swaps_h is not None
+def _helps(fix: Fix, base: Trial) -> bool:
+    assert fix.swaps is not None
     assert fix.p95_wait_s is not None
-    fewer = fix.swaps_h <= GOOD_ENOUGH * scene.per_hour(base.figures.switches)
+    fewer = fix.swaps <= GOOD_ENOUGH * base.figures.switches
     quicker = (fix.mean_wait_s or 0.0) <= GOOD_ENOUGH * base.figures.mean_s
     no_worse = fix.p95_wait_s <= WORSE_WAIT * base.figures.p95_s + 0.1
     return (fewer or (quicker and fix.kind == "sleep")) and no_worse and not fix.refused
