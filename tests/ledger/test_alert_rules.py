@@ -68,6 +68,10 @@ SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'greenroom_device_available_bytes{device="ram"}': "500000000x60"},
         {'greenroom_device_available_bytes{device="ram"}': "9000000000x60"},
     ),
+    "GreenroomPeerDown": (
+        {'greenroom_peer_up{peer="big-box"}': "1x56 0x10", 'greenroom_peer_up{peer="hosted"}': "1x60"},
+        {'greenroom_peer_up{peer="big-box"}': "1x40 0x1 1x10 0x1 1x20", 'greenroom_peer_up{peer="hosted"}': "0x30 _x40"},
+    ),
     "GreenroomLedgerDropsEntries": ({"greenroom_ledger_dropped_total": "0x50 3x10"}, {"greenroom_ledger_dropped_total": "3x60"}),
 }
 

@@ -36,6 +36,7 @@ from greenroom.ledger.metrics import (
 from greenroom.ledger.rows import RequestRow, TransitionRow
 from greenroom.ledger.store import Ledger
 from greenroom.proxy.record import Record
+from greenroom.serve import peers
 from tests.control.fake import GPU, a_model, a_resident, a_sleeper
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -332,7 +333,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     panels = [panel for panel in board["panels"] if panel["type"] != "row"]
     asked = [target["expr"] for panel in panels for target in panel["targets"]]
 
-    assert names_in("\n".join(asked)) <= METRICS.keys()
+    assert names_in("\n".join(asked)) <= METRICS.keys() | peers.METRICS.keys()
     assert len(names_in("\n".join(asked))) > 20
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     assert all(panel["title"] and panel["datasource"] == {"type": "prometheus", "uid": "${source}"} for panel in panels)
@@ -346,7 +347,7 @@ def test_alerts_ask_for_metrics_that_there_are() -> None:
     text = (ROOT / "deploy/prometheus/alerts.yml").read_text()
     rules = [rule for group in YAML(typ="safe").load(text)["groups"] for rule in group["rules"]]
 
-    assert names_in(text) <= METRICS.keys()
+    assert names_in(text) <= METRICS.keys() | peers.METRICS.keys()
     assert len({rule["alert"] for rule in rules}) == len(rules) >= 8
     for rule in rules:
         assert names_in(rule["expr"]), rule
