@@ -21,7 +21,7 @@ from greenroom.config.model import ContainerConfig
 from greenroom.engines import container as words
 from greenroom.engines.base import DeviceRef
 from greenroom.engines.detect import describe
-from greenroom.host.containers import Answer
+from greenroom.host.runtimes import Answer
 from tests.engines.builders import AMD0, GPU0, GPU1, RAM, a_model
 from tests.fakes.container_runtime import PLAIN, VALUED, install
 

@@ -19,9 +19,11 @@ from greenroom.core.facts import Cause
 from greenroom.engines.base import Launch
 from greenroom.engines.container import owned
 from greenroom.engines.detect import describe
-from greenroom.host.containers import BoxError, Contained, Docks, RuntimeSilent, ask, spawn_contained, state_of, stop_contained
+from greenroom.host.containers import Contained, spawn_contained, stop_contained
+from greenroom.host.docks import BoxError, Docks
 from greenroom.host.logs import LogRing
 from greenroom.host.memory import tree_mib
+from greenroom.host.runtimes import RuntimeSilent, ask, state_of
 from tests.host.engines import a_port, engine_argv, lives, printed
 from tests.stories.boxes import IMAGE, Dock
 

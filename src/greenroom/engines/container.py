@@ -1,6 +1,6 @@
 """Run an engine in a container: the same launch, wrapped into `podman run` or `docker run`.
 
-Pure: words of command lines, and what the runtimes answer.  `host.containers` runs them.
+Pure: words of command lines, and what the runtimes answer.  `host.runtimes` runs them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Containers on this host: asking their runtime, following them, ending them exactly, and what earlier runs have left.
+"""One engine in a container: following it, knowing what is inside, ending it exactly.
 
-An engine in a container is two things: the client that we start (`podman run`, `docker run`) and the container, which
-lives and dies apart from it.  A `Contained` is both: it has ended when the container has.
-Every question to a runtime is bounded; one that does not answer costs that time and a sentence, nothing more.
+It is two things: the client that we start (`podman run`, `docker run`) and the container, which lives and dies apart
+from it.  A `Contained` is both: it has ended when the container has.
 """
 
 from __future__ import annotations
@@ -12,18 +11,14 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 from greenroom.core.facts import Cause
 from greenroom.engines import container as words
 from greenroom.engines.base import Box, Ending, Launch
-from greenroom.engines.container import BoxState, Listed
+from greenroom.engines.container import BoxState
 from greenroom.host.exits import wait_exited
 from greenroom.host.logs import LogRing
 from greenroom.host.processes import (
@@ -39,12 +34,9 @@ from greenroom.host.processes import (
     stop,
 )
 from greenroom.host.proctable import Entry, Identity, descendants, read_entry, send_signal, snapshot
+from greenroom.host.runtimes import ASK_S_MAX, RuntimeSilent, ask, askers, remove, run_now, state_in, state_of
 from greenroom.host.supervisor import Supervisor
 
-ASK_S_MAX = 10.0  # one question to a runtime
-ASKERS_MAX = 8  # at once
-ANSWER_BYTES_MAX = 4 * 1024 * 1024
-SAID_CHARS_MAX = 400
 STOP_SLACK_S = 5.0  # what a runtime needs for a stop beside the grace
 CLIENT_S_MAX = 3.0  # for a client to see that its container has gone
 SETTLE_S = 0.5  # a client that was killed while it made a container: what it asked for last may still come
@@ -53,245 +45,7 @@ OUTLIVED_S = 2.0  # a client that ended by itself is believed: its container goe
 SILENT_S_MAX = 20.0  # how long a runtime may be away (a restart of its service) while an engine of it runs
 FOLLOW_PAUSE_S = 1.0
 BACKLOG_S = 1.0  # of its log that is shown again when its client was lost: rather twice than never
-LEFTOVER_GRACE_S = 1
-LEFTOVERS_S_MAX = 30.0
 STRAY_LOOK_S = 5.0
-
-_askers = ThreadPoolExecutor(ASKERS_MAX, thread_name_prefix="runtime")
-
-
-class RuntimeSilent(Exception):
-    """A runtime does not answer, or not in a way that can be understood; one sentence."""
-
-
-class BoxError(Exception):
-    """A container cannot be started; one sentence.  `lacking`: not before somebody does something about it."""
-
-    def __init__(self, why: str, *, lacking: bool = False) -> None:
-        super().__init__(why)
-        self.lacking = lacking
-
-
-# -------------------------------------------------------------------------------------------------------------- asking
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a short command said.  `code` None: it had to be ended, or could not be run (then `err` says why)."""
-
-    code: int | None
-    out: str
-    err: str
-
-    @property
-    def said(self) -> str:
-        return words.telling([*self.out.splitlines(), *self.err.splitlines()])[:SAID_CHARS_MAX]
-
-
-async def ask(argv: Sequence[str], limit_s: float = ASK_S_MAX) -> Answer:
-    """Run a command that ends soon; it is killed after `limit_s`."""
-    return await asyncio.get_running_loop().run_in_executor(_askers, _run, tuple(argv), limit_s)
-
-
-def _run(argv: tuple[str, ...], limit_s: float) -> Answer:
-    # Memory files and no pipes: a helper that a runtime leaves behind may hold its output open for ever.
-    out, err = os.memfd_create("out", os.MFD_CLOEXEC), os.memfd_create("err", os.MFD_CLOEXEC)
-    try:
-        try:
-            # A group of its own, so that Ctrl-C in the terminal does not hit it; our session, so that nobody else reaps it.
-            child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, process_group=0)
-        except OSError as exc:
-            return Answer(None, "", f"{argv[0]} cannot be run: {exc.strerror}")
-        code: int | None
-        try:
-            code = child.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            code = None
-        said = _read(err)
-        return Answer(code, _read(out), said if code is not None else f"{said}\n{' '.join(argv[:2])} did not answer within {limit_s:g} s")
-    finally:
-        os.close(out)
-        os.close(err)
-
-
-def _read(handle: int) -> str:
-    return os.pread(handle, ANSWER_BYTES_MAX, 0).decode("utf-8", "replace")
-
-
-async def state_of(box: Box, limit_s: float = ASK_S_MAX) -> BoxState | None:
-    """The container now; None when there is none of that name.  Raises RuntimeSilent."""
-    return _state(box, await ask(words.inspect_argv(box.runtime, box.name), limit_s))
-
-
-def _state(box: Box, answer: Answer) -> BoxState | None:
-    if answer.code == 0:
-        try:
-            return words.parse_state(answer.out)
-        except (ValueError, TypeError, AttributeError) as exc:
-            raise RuntimeSilent(f"{box.runtime} inspect answered what cannot be understood ({exc})") from exc
-    if answer.code is not None and words.ABSENT.search(answer.err):
-        return None
-    raise RuntimeSilent(_silent(box.runtime, answer))
-
-
-def _silent(runtime: str, answer: Answer) -> str:
-    said = answer.said or f"exit code {answer.code}"
-    return f"{runtime} does not do its work: {said}{words.advice(runtime, said)}"
-
-
-async def remove(runtime: str, *names: str, kill: bool = True) -> str:
-    """Remove containers, killed before; what the runtime had against it, or ""."""
-    if kill:
-        await ask(words.kill_argv(runtime, *names))
-    answer = await ask(words.remove_argv(runtime, *names))
-    return "" if answer.code == 0 or words.ABSENT.search(answer.err) else answer.said or f"exit code {answer.code}"
-
-
-# ----------------------------------------------------------------------------------------------------- before a start
-
-
-class Docks:
-    """The container runtimes of one greenroom: what earlier runs left in them, and images.
-
-    `home` is the mark of the state directory (`Supervisor.home`); `record` a file that names the runtimes ever used.
-    """
-
-    def __init__(self, home: str = "", record: Path | None = None) -> None:
-        self.home = home
-        self._record = record
-        self._used = _read_record(record)
-        self._clear: set[str] = set()
-        self._clearing = asyncio.Lock()
-
-    async def end_leftovers(self, runtimes: Iterable[str]) -> tuple[int, list[str]]:
-        """End the containers that earlier runs on this state directory left; how many, and sentences about what could not be done."""
-        wanted = sorted({*runtimes, *self._used})
-        told = await asyncio.gather(*(self._end_leftovers(runtime) for runtime in wanted))
-        return sum(count for count, _ in told), [why for _, why in told if why]
-
-    async def _end_leftovers(self, runtime: str) -> tuple[int, str]:
-        if shutil.which(runtime) is None:
-            why = f"{runtime} was not found on PATH, so containers of an earlier run may be left in it; they may still hold memory"
-            return 0, why if runtime in self._used else ""
-        try:
-            async with asyncio.timeout(LEFTOVERS_S_MAX):
-                count = await self._end_all(runtime)
-        except (RuntimeSilent, TimeoutError) as exc:
-            why = str(exc) or f"{runtime} did not end them within {LEFTOVERS_S_MAX:g} s"
-            return 0, f"containers of an earlier run may be left, and may still hold memory: {why}"
-        self._clear.add(runtime)
-        return count, ""
-
-    async def _end_all(self, runtime: str) -> int:
-        found = await self._left(runtime)
-        if not found:
-            return 0
-        ids = [each.id for each in found]
-        await ask((runtime, "stop", "-t", str(LEFTOVER_GRACE_S), *ids), LEFTOVER_GRACE_S + ASK_S_MAX)
-        said = await remove(runtime, *ids)
-        if left := await self._left(runtime):
-            raise RuntimeSilent(f"{runtime} does not remove {', '.join(each.name for each in left)}: {said or 'it did not say why'}")
-        return len(found)
-
-    async def _left(self, runtime: str) -> tuple[Listed, ...]:
-        answer = await ask(words.list_argv(runtime, self.home))
-        if answer.code != 0:
-            raise RuntimeSilent(_silent(runtime, answer))
-        try:
-            return words.parse_list(answer.out)
-        except (ValueError, AttributeError) as exc:
-            raise RuntimeSilent(f"{runtime} ps answered what cannot be understood ({exc})") from exc
-
-    async def prepare(self, box: Box, log: LogRing, *, supervisor: Supervisor | None, pulling: Callable[[Process | None], None]) -> None:
-        """Nothing of an earlier run is left there, the name is free, the image is here.  Raises BoxError.
-
-        `pulling` is told of the process that pulls (None: it is over); killing it calls the pull off.
-        """
-        self._remember(box.runtime)
-        # One at a time: what the first has started since is no leftover.
-        async with self._clearing:
-            if box.runtime not in self._clear and (why := (await self._end_leftovers(box.runtime))[1]):
-                raise BoxError(why)
-        try:
-            _, here = await asyncio.gather(self._free_name(box), _has_image(box))
-        except RuntimeSilent as exc:
-            raise BoxError(str(exc)) from exc
-        if words.TRANSPORT.match(box.image) or (here and box.pull != "always"):
-            return
-        if box.pull == "never":
-            raise BoxError(
-                f"the image {box.image} is not here, and `pull: never` forbids to fetch it; `{box.runtime} pull {box.image}`", lacking=True
-            )
-        await _pull(box, log, supervisor, pulling)
-
-    async def _free_name(self, box: Box) -> None:
-        state = await state_of(box)
-        if state is None:
-            return
-        if state.home != self.home:
-            raise BoxError(
-                f"the name {box.name} is taken by a container that is not greenroom's; remove it (`{box.runtime} rm --force {box.name}`)"
-            )
-        if (said := await remove(box.runtime, box.name)) and await state_of(box) is not None:
-            raise BoxError(f"{box.name} is left from an earlier run and cannot be removed: {said}")
-
-    def _remember(self, runtime: str) -> None:
-        if runtime in self._used:
-            return
-        self._used.add(runtime)
-        if self._record is not None:
-            # A disk that is full must not keep an engine from starting; the configuration names the runtime too.
-            with contextlib.suppress(OSError):
-                self._record.write_text("".join(f"{each}\n" for each in sorted(self._used)))
-
-
-def _read_record(record: Path | None) -> set[str]:
-    try:
-        return set(record.read_text().split()) if record is not None else set()
-    except (OSError, UnicodeDecodeError):
-        return set()
-
-
-async def _has_image(box: Box) -> bool:
-    if words.TRANSPORT.match(box.image):
-        return True
-    answer = await ask(words.image_argv(box.runtime, box.image))
-    if answer.code is None or (answer.code != 0 and not words.ABSENT.search(answer.err)):
-        raise RuntimeSilent(_silent(box.runtime, answer))
-    return answer.code == 0
-
-
-async def _pull(box: Box, log: LogRing, supervisor: Supervisor | None, pulling: Callable[[Process | None], None]) -> None:
-    log.note(f"[greenroom: {box.runtime} pulls {box.image}]")
-    heard: list[str] = []
-    undo = log.listen(heard.extend)
-    launch = Launch(words.pull_argv(box.runtime, box.image), {}, "127.0.0.1", 0)
-    try:
-        process = await spawn(launch, token=f"pull-{box.name}-{time.monotonic_ns():x}", log=log, supervisor=supervisor)
-        pulling(process)
-        try:
-            async with asyncio.timeout(box.pull_s_max):
-                result = await process.wait()
-        finally:
-            pulling(None)
-            await stop(process, grace_s=0.0, on_signal=lambda _: None)
-    except SpawnError as exc:
-        raise BoxError(str(exc)) from exc
-    except TimeoutError:
-        raise BoxError(
-            f"the image {box.image} was not pulled within {box.pull_s_max:g} s (container.pull_timeout); raise it, or pull it beforehand"
-        ) from None
-    finally:
-        undo()
-    if result.code != 0:
-        said = words.telling(heard[-50:])[:SAID_CHARS_MAX] or str(result)
-        raise BoxError(f"{box.runtime} cannot pull {box.image}: {said}{words.advice(box.runtime, said)}")
-
-
-# ------------------------------------------------------------------------------------------------------- one container
 
 
 class Contained(Process):
@@ -393,7 +147,7 @@ class Contained(Process):
         """Of one that would not go: removed at last.  Never waits: its runtime is asked every few seconds, beside everything else."""
         if self._removing is None:
             if time.monotonic() - self._looked_at >= STRAY_LOOK_S:
-                self._removing = asyncio.get_running_loop().run_in_executor(_askers, _removed, self.box)
+                self._removing = asyncio.get_running_loop().run_in_executor(askers, _removed, self.box)
             return False
         if not self._removing.done():
             return False
@@ -441,10 +195,10 @@ class Contained(Process):
 
 def _removed(box: Box) -> bool:
     """Kill and remove it; whether its runtime says that it does not run."""
-    _run(words.kill_argv(box.runtime, box.name), ASK_S_MAX)
-    _run(words.remove_argv(box.runtime, box.name), ASK_S_MAX)
+    run_now(words.kill_argv(box.runtime, box.name), ASK_S_MAX)
+    run_now(words.remove_argv(box.runtime, box.name), ASK_S_MAX)
     try:
-        state = _state(box, _run(words.inspect_argv(box.runtime, box.name), ASK_S_MAX))
+        state = state_in(box, run_now(words.inspect_argv(box.runtime, box.name), ASK_S_MAX))
     except RuntimeSilent:
         return False
     return state is None or not state.running
@@ -548,7 +302,7 @@ async def _ask_to_stop(process: Contained, grace_s: float, on_signal: Callable[[
     runtime, name, again_s = process.box.runtime, process.box.name, process.launch.term_again_s
     on_signal("TERM")
     argv, limit_s = words.stop_argv(runtime, name, grace_s), grace_s + STOP_SLACK_S
-    stopping = asyncio.get_running_loop().run_in_executor(_askers, _run, argv, limit_s)
+    stopping = asyncio.get_running_loop().run_in_executor(askers, run_now, argv, limit_s)
     until = time.monotonic() + grace_s
     while not (await asyncio.wait({stopping}, timeout=again_s))[0]:
         if time.monotonic() < until:

@@ -24,7 +24,7 @@ from greenroom.config.load import load_config
 from greenroom.config.model import Config
 from greenroom.control.app import READERS, make_app, start_control
 from greenroom.core.facts import Tell
-from greenroom.host.containers import Docks
+from greenroom.host.docks import Docks
 from greenroom.host.gpus import GpuError, GpuInfo, Gpus
 from greenroom.host.logs import LogRing
 from greenroom.host.supervisor import Supervisor, end_leftovers, start_watcher

@@ -21,7 +21,8 @@ from greenroom.engines.base import DeviceRef, Engine, Launch
 from greenroom.engines.container import PORT_TAKEN, owned
 from greenroom.engines.oom import ran_out
 from greenroom.host.calls import Line
-from greenroom.host.containers import BoxError, Contained, Docks, spawn_contained, stop_contained
+from greenroom.host.containers import Contained, spawn_contained, stop_contained
+from greenroom.host.docks import BoxError, Docks
 from greenroom.host.gpus import GpuError, Gpus, GpuSample
 from greenroom.host.logs import LogRing
 from greenroom.host.memory import tree_mib, unmapped_mib
