@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
@@ -119,6 +120,79 @@ def test_references_are_served_under_sensible_names(
         log.close()
     checked = greenroom(tmp_path, "check", str(state / "references.yaml"))
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_chat_that_is_told_to_end_ends(tmp_path: Path, tiny_chat: Path, number: int, code: int) -> None:
+    """In the middle of an answer, unlike with Ctrl-C; its server goes with it, and its folder."""
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        [*PROGRAM, "run", str(tiny_chat), "--temperature", "0"],
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env=environment(tmp_path, TMPDIR=str(tmp_path)),
+        close_fds=True,
+    )
+    os.close(child)
+    heard, end = "", time.monotonic() + S_MAX
+    try:
+        while heard.count(">>> ") < 1 or len(heard.rpartition("hello")[2]) < 20:
+            ready, _, _ = select.select([parent], [], [], max(0.0, end - time.monotonic()))
+            assert ready, heard
+            heard += os.read(parent, 65536).decode(errors="replace")
+            if heard.endswith(">>> "):
+                os.write(parent, b"hello\n")
+        process.send_signal(number)
+        assert process.wait(20) == code  # less than the server gives answers that somebody reads
+    finally:
+        process.kill()
+        process.wait()
+        os.close(parent)
+    assert not list(tmp_path.glob("greenroom-run-*"))
+
+
+@pytest.mark.engine
+def test_bytes_that_are_no_text_do_no_harm(tmp_path: Path, tiny_chat: Path) -> None:
+    """Each is asked about as a mark in its place."""
+    for words, said in (((), b"\xff\xfe hello"), ((b"\xff hello",), b"")):
+        done = subprocess.run(
+            [*PROGRAM, "run", str(tiny_chat), "--max-tokens", "2", *words],
+            input=said,
+            capture_output=True,
+            timeout=S_MAX,
+            env=environment(tmp_path),
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_model_that_cannot_chat_is_told_so(tmp_path: Path, tiny_embed: Path, tiny_rerank: Path) -> None:
+    """With what it is for, and how to serve it."""
+    for model, route in ((tiny_embed, "/v1/embeddings"), (tiny_rerank, "/v1/rerank")):
+        done = greenroom(tmp_path, "run", str(model), "hi")
+        assert (done.returncode, route in done.stderr, "cannot chat" in done.stderr) == (1, True, True), done.stderr
+
+
+def test_an_engine_that_is_missing_is_told_before_anything_is_fetched(tmp_path: Path) -> None:
+    """Not after forty gigabytes."""
+    for command in (["run", "hf://a/b", "hi"], ["serve", "hf://a/b", "--state-dir", str(tmp_path / "state")]):
+        done = greenroom(tmp_path, *command, "--llama-server", "/nowhere/llama-server")
+        assert done.returncode == 1
+        assert "/nowhere/llama-server is not an executable file" in done.stderr
+
+
+def test_a_server_that_may_not_start_writes_nothing_over(tmp_path: Path, tiny_chat: Path) -> None:
+    """The state directory is another's: so is the configuration in it."""
+    state = tmp_path / "state"
+    state.mkdir()
+    with (state / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (state / "references.yaml").write_text("models: {}\n")
+        done = greenroom(tmp_path, "serve", str(tiny_chat), "--state-dir", str(state))
+    assert (done.returncode, "another greenroom" in done.stderr) == (1, True), done.stderr
+    assert (state / "references.yaml").read_text() == "models: {}\n"
 
 
 def wait_up(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -64,7 +64,7 @@ def serving(config: Path, work: Path, port: int, env: Mapping[str, str] | None =
         server.terminate()
         try:
             server.wait(STOP_S_MAX)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        except (subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit):  # told again
             server.kill()
             server.wait()
 

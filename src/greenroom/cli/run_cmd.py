@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import shlex
 import signal
 import sys
 import tempfile
 import time
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,16 +67,22 @@ def run_model(
     """
     from rich.console import Console
 
-    from greenroom.serve.instant import NoEngine
+    from greenroom.serve.instant import NoEngine, check_engines
 
     if as_json:
         raise click.UsageError("--json is for pull; an answer of `run` is text. For JSON ask `greenroom serve`")
-    question = " ".join(prompt) or ("" if sys.stdin.isatty() else sys.stdin.read(PROMPT_BYTES_MAX).strip())
+    question = readable(" ".join(prompt)) or ("" if sys.stdin.isatty() else piped())
     if not question and not sys.stdin.isatty():
         raise click.UsageError("there is nothing to ask: give a prompt, text on standard input, or a terminal")
+    try:
+        check_engines(llama_server)
+    except NoEngine as fault:
+        raise click.ClickException(text.safe(str(fault))) from None
     with faults():
         stored = fetch([reference], store, quiet, words)[0]
-    signal.signal(signal.SIGTERM, _interrupt)
+    check_talks(stored)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # hung up: the terminal was closed
+        signal.signal(number, _end)
     console = Console(highlight=False, soft_wrap=True, stderr=False)
     more: dict[str, Any] = {name: value for name, value in (("max_tokens", max_tokens), ("temperature", temperature)) if value is not None}
     try:
@@ -83,7 +91,7 @@ def run_model(
             name = write(work / "greenroom.yaml", [stored], llama_server, free_port())[0]
             port = free_port()
             with serving(work / "greenroom.yaml", work, port, environment(store)):
-                chat = Chat(port, name, system, more, timings)
+                chat = Chat(port, name, readable(system), more, timings)
                 if question:
                     code = chat.once(console, question)
                 else:
@@ -93,8 +101,38 @@ def run_model(
     sys.exit(code)
 
 
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+def piped() -> str:
+    """The text on standard input."""
+    raw = sys.stdin.buffer.read(PROMPT_BYTES_MAX + 1)
+    if len(raw) > PROMPT_BYTES_MAX:
+        raise click.ClickException(f"the text on standard input is longer than {text.size(PROMPT_BYTES_MAX >> 20)}; ask about a part of it")
+    return raw.decode(errors="replace").strip()
+
+
+def readable(said: str) -> str:
+    """Text from a terminal or a command line with a mark for each byte that was no UTF-8: JSON cannot hold those."""
+    return said.encode(errors="surrogateescape").decode(errors="replace")
+
+
+def check_talks(stored: Any) -> None:
+    """Refuse a model that only turns texts into numbers."""
+    from greenroom.engines.gguf import GgufError
+    from greenroom.serve.instant import CHAT, EMBEDDING, purpose
+
+    try:
+        kind = purpose(stored)
+    except GgufError as fault:
+        raise click.ClickException(text.safe(f"{stored.reference}: {fault}")) from None
+    if kind == CHAT:
+        return
+    name, route = text.safe(str(stored.reference)), "/v1/embeddings" if kind == EMBEDDING else "/v1/rerank"
+    what = "turns texts into vectors" if kind == EMBEDDING else "ranks documents"
+    raise click.ClickException(f"{name} {what} and cannot chat; `greenroom serve {shlex.quote(name)}` serves it at {route}")
+
+
+def _end(number: int, frame: object) -> None:
+    """Unlike Ctrl-C, which only stops an answer."""
+    sys.exit(128 + number)
 
 
 def fetch(references: list[str], store: Path | None, quiet: bool, words: dict[str, Any]) -> list[Any]:
@@ -194,14 +232,14 @@ class Chat:
             if word == "/clear":
                 self.said.clear()
             elif word == "/system":
-                self.system, self.said = rest.strip(), []
+                self.system, self.said = readable(rest.strip()), []
             elif word in ("/help", "/?"):
                 click.echo(HELP)
             elif word.startswith("/") and "\n" not in line and len(word) > 1 and word[1:].isalpha():
                 click.echo(f"there is no {word}; /help tells what there is")
             elif line.strip():
                 try:
-                    self.answer(console, line)
+                    self.answer(console, readable(line))
                 except Trouble as fault:
                     click.echo(text.safe(str(fault)), err=True)
                 except KeyboardInterrupt:
@@ -213,8 +251,9 @@ class Chat:
         body = {"model": self.model, "stream": True, "messages": told, "stream_options": {"include_usage": True}, **self.more}
         began, first_s, pieces, usage = time.monotonic(), 0.0, [], {}
         try:
-            with waiting(console) as waits:
-                for kind, piece in self._stream(body):
+            # Closed at once, whatever ends it: the server does not wait for an answer that nobody reads.
+            with waiting(console) as waits, contextlib.closing(self._stream(body)) as stream:
+                for kind, piece in stream:
                     if not first_s:
                         first_s = time.monotonic() - began
                         waits.stop()
@@ -233,7 +272,7 @@ class Chat:
             speed = f", {tokens / left_s:.1f} tokens/s" if tokens and left_s > 0 else ""
             click.echo(f"first word after {text.duration(first_s)}, {tokens or '?'} tokens{speed}", err=True)
 
-    def _stream(self, body: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    def _stream(self, body: dict[str, Any]) -> Generator[tuple[str, Any], None, None]:
         """(content | reasoning | usage, piece)"""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=ANSWER_S_MAX)
         try:

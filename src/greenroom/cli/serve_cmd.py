@@ -69,15 +69,19 @@ def made(references: list[str], state_dir: str | None, llama_server: str | None)
     """The configuration for models that were named, each of them here."""
     from greenroom.cli.pull_cmd import faults
     from greenroom.cli.run_cmd import fetch, write
-    from greenroom.serve.instant import NoEngine
-    from greenroom.serve.server import Refused, prepare_state_dir
+    from greenroom.engines.gguf import GgufError
+    from greenroom.serve.instant import NoEngine, check_engines
+    from greenroom.serve.server import Refused, lock_home, prepare_state_dir
 
     words: dict[str, Any] = {"plain_http": False, "tls_verify": True, "tls_ca": None, "allow_host": ()}
     try:
-        path = prepare_state_dir(state_dir) / MADE
+        check_engines(llama_server)
+        home = prepare_state_dir(state_dir)
+        path = home / MADE
+        os.close(lock_home(home))  # before anything is fetched; and what another one made for itself is not written over
         with faults():
             names = write(path, fetch(references, None, False, words), llama_server)
-    except (NoEngine, Refused) as fault:
+    except (NoEngine, Refused, GgufError) as fault:
         raise click.ClickException(text.safe(str(fault))) from None
     click.echo(f"{', '.join(map(text.safe, names))}: the configuration is {text.safe(str(path))}", err=True)
     return str(path)

@@ -126,6 +126,23 @@ def prepare_state_dir(given: str | None) -> Path:
     return base
 
 
+def lock_home(home: Path) -> int:
+    """The state directory is ours until this descriptor is closed."""
+    try:
+        handle = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise Refused(f"the state directory {home} cannot be written: {exc.strerror}; give another one with --state-dir") from exc
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(handle)
+        raise Refused(f"another greenroom (pid {holder}) uses {home}; end it, or give another directory with --state-dir") from exc
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    return handle
+
+
 class GreenroomServer:
     """One running server."""
 
@@ -141,7 +158,7 @@ class GreenroomServer:
 
     async def run(self) -> int:
         self._own_log = self._set_up_logging()
-        lock = self._lock_home()
+        lock = lock_home(self.home)
         supervisor = start_watcher(self.home)
         learned = Footprints(self.home / "ledger.sqlite")
         self.journal = self.home / FILE
@@ -318,21 +335,6 @@ class GreenroomServer:
         except GpuError as exc:
             log.warning("GPUs cannot be read: %s", exc)
             return ()
-
-    def _lock_home(self) -> int:
-        try:
-            handle = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as exc:
-            raise Refused(f"the state directory {self.home} cannot be written: {exc.strerror}; give another one with --state-dir") from exc
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(handle)
-            raise Refused(f"another greenroom (pid {holder}) uses {self.home}; end it, or give another directory with --state-dir") from exc
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-        return handle
 
     def _announce(self, listener: data_plane.Server, plan: Plan) -> None:
         host, port = listener.addresses[0]
