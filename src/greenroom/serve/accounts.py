@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
+from time import monotonic
 
 from greenroom.proxy.record import Record
 
-LATEST_KEPT = 1024
+LATEST_KEPT = 256  # more would be told no page, and each that leaves would be fetched into the processor's cache again
 
 
 class Accounts:
@@ -21,13 +21,14 @@ class Accounts:
 
     def on_request_end(self, record: Record) -> None:
         """One more of its outcome; requests that named no model of ours are not counted."""
-        if not record.model:
+        model, outcome = record.model, record.outcome
+        if not model:
             return
-        self.latest.append((time.monotonic(), record))
-        counts = self._by_model.get(record.model)
-        if counts is None:
-            counts = self._by_model[record.model] = {}
-        counts[record.outcome] = counts.get(record.outcome, 0) + 1
+        self.latest.append((monotonic(), record))
+        try:
+            self._by_model[model][outcome] += 1
+        except KeyError:  # the first of its kind
+            self._by_model.setdefault(model, {})[outcome] = 1
 
     def of(self, model: str) -> dict[str, int]:
         """Outcome -> requests of this model: ok, client_gone, engine_broke, cut, refused."""

@@ -20,15 +20,16 @@ class Books:
     """A hook of the shell and the Hooks of the data plane."""
 
     def __init__(self, shell: Shell, ledger: Ledger, accounts: Accounts) -> None:
-        self._shell, self._ledger, self._accounts = shell, ledger, accounts
+        self._shell, self._ledger = shell, ledger
         self._scheduler = shell.scheduler
         self._sampled: dict[str, float] = {}
+        self._count, self._ended, self._hot = accounts.on_request_end, ledger.ended, ledger.saw  # looked up once
         ledger.boot(shell.setup, __version__)
         shell.hooks.append(self.saw)
 
     def saw(self, event: Event, actions: Sequence[Action]) -> None:
         if (kind := event.__class__) is RequestArrived or kind is RequestFinished:  # nearly all
-            self._ledger.saw(event, actions)
+            self._hot(event, actions)
             return
         if self._shell.scheduler is not self._scheduler:  # the shell has started over; its first event then is a tick
             self._scheduler = self._shell.scheduler
@@ -41,8 +42,8 @@ class Books:
             self._ledger.boot(event.setup, __version__)
 
     def on_request_end(self, record: Record) -> None:
-        self._accounts.on_request_end(record)
-        self._ledger.ended(record)
+        self._count(record)
+        self._ended(record)
 
     def _is_kept(self, sample: MemoryMeasured) -> bool:
         """Whether the ledger will remember it: a look at the whole book costs a quarter of a millisecond."""
