@@ -25,14 +25,15 @@ STREAMS_MAX = 4  # connections of one pull
 RAMP_S = 0.25  # between the first connection to a blob and the next one
 FAST_BYTES_S = 200e6  # at which it is this machine that limits, and more connections only take its CPUs from each other
 BLOBS_AT_ONCE_MAX = 8
-SEGMENTS_WANTED = 32  # requests for a blob, where that gives stretches of a sensible length
+SEGMENTS_WANTED = 8  # requests for a blob, where that gives stretches of a sensible length
 SEGMENT_BYTES_MIN = 16 << 20
-SEGMENT_BYTES_MAX = 64 << 20
+SEGMENT_BYTES_MAX = 128 << 20
 TRIES_MAX = 6  # of one connection in a row, without a byte more
 BACKOFF_S = 0.5
 BACKOFF_S_MAX = 15.0
 BATCH_BYTES_MIN = 1 << 20  # written by one call of a thread
 BATCH_BYTES_MAX = 8 << 20  # of one connection in memory, waiting for the disk
+CLOSINGS_MAX = 2  # stretches of a blob whose ends are still on their way to the disk
 LOOK_S = 0.2  # at what somebody else fetches
 HASH_S = 0.01  # between two looks at what can be hashed
 THREADS = 6  # for the disk and for hashing
@@ -160,6 +161,7 @@ class _Filling:
         self.one_stream = False
         self.came = 0  # bytes
         self._over = asyncio.Event()  # nothing is left to ask for
+        self._closings: deque[asyncio.Task[None]] = deque()
         self._jobs: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -169,6 +171,8 @@ class _Filling:
             async with asyncio.TaskGroup() as group:
                 for number in range(min(self.transfer.streams, len(self.left))):
                     group.create_task(self._worker(number))
+            while self._closings:
+                await asyncio.shield(self._closings.popleft())
         except* StoreError as faults:
             raise worst(faults) from None
         finally:
@@ -202,6 +206,12 @@ class _Filling:
 
     async def _advanced(self) -> None:
         await self.transfer.thread(self.partial.advance)
+
+    async def closing(self, writer: _Writer) -> None:
+        """The end of a stretch is written while the next one is asked for.  Raises what earlier ones failed with."""
+        self._closings.append(self.start(writer.closed()))
+        while len(self._closings) > CLOSINGS_MAX:
+            await asyncio.shield(self._closings.popleft())
 
     async def _worker(self, number: int) -> None:
         if number and not await self._is_wanted(number):
@@ -290,8 +300,10 @@ class _Pieces:
                 meter.add(len(piece))
                 self._filling.came += len(piece)
                 await writer.put(piece)
-        finally:
-            await writer.close()
+        except BaseException:
+            await writer.close()  # what came in before it broke is kept
+            raise
+        await self._filling.closing(writer)
 
     def check_end(self) -> None:
         if self._over:
@@ -331,13 +343,13 @@ class _Writer:
 
     async def close(self) -> None:
         """Whatever came in is written and noted, also when the connection broke."""
-        await self._filling.job(self._closed())
+        await self._filling.job(self.closed())
 
     async def _written(self) -> None:
         while self._bytes >= BATCH_BYTES_MIN:
             await self._filling.transfer.thread(_write, self._filler, self._take())
 
-    async def _closed(self) -> None:
+    async def closed(self) -> None:
         if self._writing is not None:
             await self._writing
         await self._filling.transfer.thread(_write_last, self._filler, self._take())
@@ -356,12 +368,13 @@ def worst(faults: BaseExceptionGroup[StoreError]) -> StoreError:
 
 
 def _write(filler: Filler, batch: Sequence[memoryview]) -> None:
-    for piece in batch:
-        filler.write(piece)
+    # Joined: a copy costs less than the change of threads that comes with each write.
+    filler.write(b"".join(batch) if len(batch) > 1 else batch[0])
 
 
 def _write_last(filler: Filler, batch: Sequence[memoryview]) -> None:
     try:
-        _write(filler, batch)
+        if batch:
+            _write(filler, batch)
     finally:
         filler.close()
