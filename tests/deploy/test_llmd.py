@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,11 @@ def test_a_model_too_large_for_a_node_is_spread_over_several() -> None:
     assert "readinessProbe" not in worker["spec"]["containers"][0]
     assert leader["metadata"]["labels"][POOL_LABEL] == "big"
     assert POOL_LABEL not in worker["metadata"]["labels"]
+    own = {"leaderworkerset.sigs.k8s.io/name": spread["metadata"]["name"]}
+    policies = [one["spec"] for one in of_kind(files, "NetworkPolicy")]
+    (among,) = [one for one in policies if one["podSelector"]["matchLabels"] == own]
+    assert among["ingress"] == [{"from": [{"podSelector": {"matchLabels": own}}]}]
+    assert "LeaderWorkerSet has to be installed for big" in files["README.md"]
     assert "16 over 2 nodes" not in files["README.md"]
     assert "| 32 over 2 nodes |" in files["README.md"]
 
@@ -251,10 +257,38 @@ def test_tokens_come_from_a_secret_and_control_routes_stay_private() -> None:
     files = made(workload("chat"))
     env = {each["name"]: each for each in container(of_kind(files, "Deployment")[0])["env"]}
     assert env["HF_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "llm-d-hf-token", "key": "HF_TOKEN", "optional": True}
-    (policy,) = of_kind(files, "NetworkPolicy")
+    policy, metrics = of_kind(files, "NetworkPolicy")
+    assert metrics["spec"]["ingress"][0]["from"] == [
+        {
+            "namespaceSelector": {
+                "matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["monitoring", "llm-d-monitoring"]}]
+            }
+        }
+    ]
+    assert metrics["spec"]["podSelector"]["matchLabels"] == {POOL_LABEL: "chat"}
     peers = [peer["podSelector"] for peer in policy["spec"]["ingress"][0]["from"]]
     assert {"matchLabels": {"llm-d-router-gateway": "chat-epp"}} in peers
     assert all("matchLabels" in peer or "matchExpressions" in peer for peer in peers)  # an empty selector would be everybody
+
+
+def test_a_first_start_has_time_to_fetch_what_it_serves() -> None:
+    """Engines that fetch from a hub: one that is ended while it fetches would begin anew for ever."""
+    chat, embed = of_kind(made(workload("chat"), workload("embed", "llama_server")), "Deployment")
+    probes = {name: container(one)["startupProbe"] for name, one in (("chat", chat), ("embed", embed))}
+    seconds = {name: probe["periodSeconds"] * probe["failureThreshold"] for name, probe in probes.items()}
+    assert seconds["chat"] >= 3600
+    assert seconds["embed"] < 600
+    assert chat["spec"]["progressDeadlineSeconds"] > seconds["chat"]
+
+
+def test_what_has_to_be_done_first_is_in_the_readme() -> None:
+    """Secrets that pods wait for, and what could not be done as asked."""
+    keyed = replace(workload("chat"), secret_env=(("VLLM_API_KEY", "CHAT_SECRET"),))
+    files = made(keyed, workload("embed", "llama_server"), options=LlmdOptions(occasional=frozenset({"embed"})))
+    readme = files["README.md"]
+    assert "create secret generic greenroom-secrets --from-literal=CHAT_SECRET=" in readme
+    assert "embed is not scaled to zero" in readme
+    assert "2 GPUs held all the time." in readme
 
 
 def test_the_same_intent_gives_the_same_files_and_kustomize_reads_them(tmp_path: Path) -> None:

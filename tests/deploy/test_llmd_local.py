@@ -35,7 +35,7 @@ def test_greenroom_finds_envoy_envoy_its_picker_and_the_picker_its_endpoints() -
     peers = read(files["peers.yaml"])["peers"]
     ports: list[int] = []
 
-    assert [peer["models"] for peer in peers.values()] == [[name] for name in HOSTILE]
+    assert [peer["models"] for peer in peers.values()] == [{name: "org/base"} for name in HOSTILE]
     for name, peer in peers.items():
         envoy = read(files[f"{name}/envoy.yaml"])["static_resources"]
         (listener,) = envoy["listeners"]
@@ -61,6 +61,14 @@ def test_greenroom_finds_envoy_envoy_its_picker_and_the_picker_its_endpoints() -
         scorers = {one["type"] for one in config["plugins"]}
         assert {one["pluginRef"] for one in config["schedulingProfiles"][0]["plugins"]} <= scorers
     assert len(ports) == len(set(ports)) == 4 * len(HOSTILE)
+
+
+def test_names_are_those_of_clients_and_mapped_to_what_the_engines_answer_to() -> None:
+    """Aliases too: a client of one would notice, else, that its model has moved."""
+    plain = workload("org/base", aliases=["gpt-4o"])
+    named = workload("b", argv=("vllm", "serve", "org/base", "--port", "8000", "--served-model-name", "b"))
+    peers = read(local(intent(plain, named), [Host("127.0.0.1")])["peers.yaml"])["peers"]
+    assert [peer["models"] for peer in peers.values()] == [{"org/base": "org/base", "gpt-4o": "org/base"}, ["b"]]
 
 
 def test_ports_never_meet_up_to_the_most_models() -> None:

@@ -6,14 +6,14 @@ What greenroom does on one box by turns is bought with GPUs here: every model th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from greenroom.config.yaml_out import dump
 from greenroom.deploy import llmd_objects as made
 from greenroom.deploy import llmd_router as router
 from greenroom.deploy.intent import Files, Intent, Share, Workload
-from greenroom.deploy.kube_objects import PORT_NAME, Object, complete, settled
+from greenroom.deploy.kube_objects import PORT_NAME, Object, comments, complete, secret_command, settled
 from greenroom.deploy.kube_pod import KubeOptions, Value
 from greenroom.deploy.llmd_versions import (
     AS_OF,
@@ -31,7 +31,10 @@ from greenroom.deploy.names import label, labels
 from greenroom.deploy.unfit import Unfit
 
 GPUS_PER_NODE = 8
+FIRST_START_S = 3600  # of engines that fetch their weights: a probe that gives up sooner has them begin anew for ever
+DEADLINE_ROOM_S = 120  # more, before a rollout counts as failed
 IDLE_S = 900  # without a request before an occasional model gives its GPUs back
+MONITORING_NAMESPACES = ("monitoring", "llm-d-monitoring")  # where Prometheus usually is; the second is llm-d's own
 PROMETHEUS = "http://llmd-kube-prometheus-stack-prometheus.llm-d-monitoring.svc.cluster.local:9090"
 TOKEN_SECRET, TOKEN_KEY = "llm-d-hf-token", "HF_TOKEN"
 HUB_ENGINES = ("vllm", "sglang")  # fetch models by their names on a hub
@@ -85,7 +88,7 @@ def llm_d(intent: Intent, options: LlmdOptions) -> Files:
     found = members(intent, options)
     intent = replace(intent, workloads=tuple(one.workload for one in found))
     files: dict[str, str] = {}
-    files |= _folder("modelservers", _model_servers(intent, found), intent)
+    files |= _folder("modelservers", [*_model_servers(intent, found), *_worker_policies(found)], intent)
     files |= _folder("routing", list(_routing(intent, found, options)), intent)
     files |= _folder("monitoring", list(_monitoring(found)), intent)
     if scaled := list(_scaled(intent, found, options)):
@@ -186,12 +189,24 @@ def _model_server(one: Object, member: Member, intent: Intent) -> Value:
     counted = {} if member.occasional else {"replicas": member.replicas}  # KEDA counts those
     kept = {key: value for key, value in spec.items() if key not in ("replicas", "strategy", "template")}
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}  # a GPU to spare is rare
+    if "progressDeadlineSeconds" in kept and member.engine in HUB_ENGINES:
+        kept["progressDeadlineSeconds"] = max(kept["progressDeadlineSeconds"], FIRST_START_S + DEADLINE_ROOM_S)
     return {**one.value, "spec": {**counted, **kept, "strategy": rolling, "template": template}}
 
 
 def _marked(template: Value, member: Member) -> Value:
     meta = {**template["metadata"], "labels": {**template["metadata"]["labels"], made.POOL_LABEL: member.label}}
-    return {**template, "metadata": meta, "spec": _with_token(template["spec"], member)}
+    return {**template, "metadata": meta, "spec": _patient(_with_token(template["spec"], member), member)}
+
+
+def _patient(spec: Value, member: Member) -> Value:
+    """Its first start may have to fetch what it serves; one that crashes is seen without a probe."""
+    first = spec["containers"][0]
+    if member.engine not in HUB_ENGINES or "startupProbe" not in first:
+        return spec
+    probe = first["startupProbe"]
+    tries = max(probe["failureThreshold"], math.ceil(FIRST_START_S / probe["periodSeconds"]))
+    return {**spec, "containers": [{**first, "startupProbe": {**probe, "failureThreshold": tries}}]}
 
 
 def _with_token(spec: Value, member: Member) -> Value:
@@ -215,6 +230,16 @@ def _let_in(policy: Value, member: Member) -> Value:
     if member.nodes > 1:  # its own workers, on the ports that they agree on
         ingress.append({"from": [{"podSelector": {"matchLabels": {made.SET_POD_LABEL: member.workload.name}}}]})
     return {**policy, "spec": {**policy["spec"], "ingress": ingress}}
+
+
+def _worker_policies(found: Sequence[Member]) -> Iterator[Value]:
+    """What workers of a set agree on among themselves asks nobody for a password: nobody else reaches them."""
+    for one in found:
+        if one.nodes > 1:
+            whole = {made.SET_POD_LABEL: one.workload.name}
+            yield made.network_policy(
+                label(f"{one.workload.name}-set"), _tags(one), whole, [{"from": [{"podSelector": {"matchLabels": whole}}]}]
+            )
 
 
 def _spread(controller: Value, template: Value, member: Member) -> Value:
@@ -269,6 +294,9 @@ def _routing(intent: Intent, found: Sequence[Member], options: LlmdOptions) -> I
 def _monitoring(found: Sequence[Member]) -> Iterator[Value]:
     for one in found:
         yield made.pod_monitor(one.workload.name, _tags(one), PORT_NAME)
+        places = {"matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": list(MONITORING_NAMESPACES)}]}
+        way_in = {"from": [{"namespaceSelector": places}], "ports": [{"protocol": "TCP", "port": one.workload.port}]}
+        yield made.network_policy(label(f"{one.workload.name}-metrics"), _tags(one), {made.POOL_LABEL: one.label}, [way_in])
 
 
 def _scaled(intent: Intent, found: Sequence[Member], options: LlmdOptions) -> Iterator[Value]:
@@ -359,6 +387,12 @@ def readme(intent: Intent, found: Sequence[Member], options: LlmdOptions) -> str
         f"kubectl create namespace {intent.namespace} --dry-run=client -o yaml | kubectl apply -f -",
         *(f"kubectl apply -f {url}" for url in CRDS),
         f'kubectl create secret generic {TOKEN_SECRET} --namespace {intent.namespace} --from-literal={TOKEN_KEY}="$HF_TOKEN"',
+        *([command] if (command := secret_command(intent)) else []),
+        *(
+            ["# LeaderWorkerSet has to be installed for " + _listed(wide)]
+            if (wide := [one.workload.model for one in found if one.nodes > 1])
+            else []
+        ),
         "kubectl apply -k modelservers",
         "kubectl apply -k routing",
         *(
@@ -367,7 +401,7 @@ def readme(intent: Intent, found: Sequence[Member], options: LlmdOptions) -> str
             for one in pooled
         ),
         *_processor(intent, options),
-        "kubectl apply -k monitoring   # where Prometheus's operator is installed",
+        f"kubectl apply -k monitoring   # where Prometheus's operator is installed; let in from {' and '.join(MONITORING_NAMESPACES)}",
         *(["kubectl apply -k keda         # where KEDA is installed"] if any(one.occasional for one in found) else []),
         "```",
         "",
@@ -387,7 +421,12 @@ def readme(intent: Intent, found: Sequence[Member], options: LlmdOptions) -> str
         ]
     if any(one.workload.aliases and one.engine == "sglang" for one in found):
         lines += ["", "SGLang answers to one name: requests under an alias reach it, and it may refuse the name."]
-    lines += [*(["", "## Notes", "", *(f"* {note}" for note in intent.notes)] if intent.notes else []), ""]
+    if held := [one.workload.model for one in found if one.workload.model in options.occasional and not one.occasional]:
+        said = "is not scaled to zero: KEDA counts what the picker of vLLM or SGLang holds, of models that fit a node. Its GPUs are held"
+        lines += ["", *(f"* {name} {said}." for name in held)]
+    # The first says what made the files, and the secrets are above.
+    notes = [note for note in comments(intent, KubeOptions.of(intent.options))[1:] if not note.startswith("Secrets are")]
+    lines += [*(["", "## Notes", "", *(f"* {note}" for note in notes)] if notes else []), ""]
     return "\n".join(lines)
 
 
@@ -399,7 +438,7 @@ def _row(one: Member) -> str:
     return f"| {model} | {one.engine or 'unknown'} | {copies} | {gpus(one.workload.share, one.replicas)}{spread} | {way} |"
 
 
-def _listed(names: Iterator[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 

@@ -16,6 +16,9 @@ from greenroom.deploy.intent import Files, Intent, Workload
 from greenroom.deploy.llmd_router import SERVER_TYPES, picker_config
 from greenroom.deploy.llmd_versions import AS_OF, ENVOY_IMAGE, EPP_IMAGE, VERSIONS
 from greenroom.deploy.unfit import Unfit
+from greenroom.engines.container import Containerized
+from greenroom.engines.detect import describe
+from greenroom.engines.generic import Generic
 
 ENVOY_PORT = 8081  # of the first model; each has the next one
 PICKER_PORT = 9002  # of the first model's picker: gRPC, then health, then figures; each has PORTS_EACH of its own
@@ -49,7 +52,8 @@ class Place:
     """The ports that one model's picker and Envoy listen on."""
 
     name: str
-    model: str
+    names: tuple[str, ...]  # by which clients ask for it
+    there: str  # what its engines call it, as they are started now
     envoy: int
     grpc: int
     health: int
@@ -61,9 +65,15 @@ def places(workloads: Sequence[Workload]) -> list[Place]:
         raise Unfit(f"{len(workloads)} models are too many for one host's ports, at most {MODELS_MAX} have room: generate them in parts")
     first = [PICKER_PORT + index * PORTS_EACH for index in range(len(workloads))]
     return [
-        Place(one.name, one.model, ENVOY_PORT + index, port, port + 1, port + 2)
+        Place(one.name, (one.model, *one.aliases), _answers_to(one), ENVOY_PORT + index, port, port + 1, port + 2)
         for index, (one, port) in enumerate(zip(workloads, first, strict=True))
     ]
+
+
+def _answers_to(workload: Workload) -> str:
+    engine = describe(workload.source) if workload.source is not None else None
+    engine = engine.inner if isinstance(engine, Containerized) else engine
+    return engine.request_name() if isinstance(engine, Generic) else workload.model
 
 
 def local(intent: Intent, hosts: Sequence[Host]) -> Files:
@@ -130,7 +140,12 @@ def endpoints(workload: Workload, hosts: Sequence[Host]) -> list[dict[str, Any]]
 
 def peers(found: Sequence[Place]) -> dict[str, Any]:
     """greenroom's own configuration of them."""
-    return {"peers": {place.name: {"proxy": f"http://127.0.0.1:{place.envoy}", "models": [place.model]} for place in found}}
+    return {"peers": {place.name: {"proxy": f"http://127.0.0.1:{place.envoy}", "models": _named(place)} for place in found}}
+
+
+def _named(place: Place) -> list[str] | dict[str, str]:
+    """The names of clients, with the one that its engines answer to where that is another."""
+    return list(place.names) if set(place.names) == {place.there} else dict.fromkeys(place.names, place.there)
 
 
 def compose(found: Sequence[Place]) -> dict[str, Any]:

@@ -141,6 +141,16 @@ def pod_monitor(name: str, labels: Mapping[str, str], port: str, *, interval_s: 
     }
 
 
+def network_policy(name: str, labels: Mapping[str, str], pods: Mapping[str, str], ingress: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Who may reach the pods with these labels, beside those that other policies let in."""
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": name, "labels": dict(labels)},
+        "spec": {"podSelector": {"matchLabels": dict(pods)}, "policyTypes": ["Ingress"], "ingress": [dict(rule) for rule in ingress]},
+    }
+
+
 def scaled_object(
     name: str, labels: Mapping[str, str], target: str, model: str, *, prometheus: str, epp: str, namespace: str, parallel: int,
     idle_s: int, start_s: int, replicas_max: int,
