@@ -6,8 +6,8 @@ python -m bench.ledger_cost --check             exit 1 when all of them together
 One server is measured in every state, in turns (see bench/switched.py).  Counted is all the CPU of its process, user and
 system, in all threads, from the first request until what they left behind is written.  `without`: nobody is told of events
 or of requests' ends, no record of them is even made.  `records and counts`: what an ended request was is put together and
-counted by model, which the page needs even where there is no ledger.  The dashboard follows /api/events as the page does and reads what
-the page reads.
+counted by model, which the page needs even where there is no ledger.  The dashboard, open while requests come, follows
+/api/events as the page does and reads what the page reads.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def cost_us(server: Server, state: str, seconds: float) -> float:
         time.sleep(0.2)
         before = cpu_s(server.pid)
         result = load("json", server, key=KEY, clients=CLIENTS, seconds=seconds)
-        time.sleep(SETTLE_S)
-        spent = cpu_s(server.pid) - before
+    time.sleep(SETTLE_S)
+    spent = cpu_s(server.pid) - before
     return spent * 1e6 / int(result["requests"])
 
 
