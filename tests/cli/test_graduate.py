@@ -85,6 +85,22 @@ def test_where_nothing_calls_for_it_nothing_is_written(roomy: Path, tmp_path: Pa
     assert (code, (tmp_path / "out" / "README.md").exists()) == (0, True)
 
 
+def test_only_models_that_are_configured_are_planned_for(outgrown: Path, tmp_path: Path) -> None:
+    """What only the ledger knows, or only the configuration, is named; files are written of the others."""
+    config = tmp_path / "greenroom.yaml"
+    config.write_text(CONFIG.replace("  b:", "  new:"))
+    ledger, out = str(outgrown / "journal.sqlite"), tmp_path / "out"
+    result = run("graduate", "-c", str(config), "--ledger", ledger, "--since", "2h", "-o", str(out))
+    assert result.exit_code == 0, result.output
+    assert "does not name them any more: b." in result.output
+    assert "has not run with them yet: new." in result.output
+    assert "1 GPU held all the time" in result.output
+    assert [path.stem for path in (out / "modelservers").glob("deployment-*")] == ["deployment-greenroom-a"]
+    config.write_text("models:\n  new: {cmd: 'vllm serve org/new --port ${PORT}'}\n")
+    result = run("graduate", "-c", str(config), "--ledger", ledger, "--since", "2h")
+    assert (result.exit_code, "None of the models would go to a cluster" in result.output) == (0, True), result.output
+
+
 def test_llm_d_files_come_from_a_configuration(outgrown: Path, tmp_path: Path) -> None:
     """In a folder, the same each time, shown as a difference, refused in words."""
     config, out = str(outgrown / "greenroom.yaml"), str(tmp_path / "out")

@@ -90,7 +90,7 @@ def test_each_model_has_the_future_that_fits_it() -> None:
         "unused": "stay",
     }
     assert (found.gpus_now, found.gpus_held, found.gpus_at_most) == (1, 1, 2)
-    assert "1 GPUs held all the time, up to 2, in place of 1" in found.text
+    assert "1 GPU held all the time, up to 2, in place of 1" in found.text
     said = {one.model: one.why for one in found.futures}
     assert said["small"].startswith("it fills 4% of a GPU")
     other = graduation(setup(*models), rows, (0.0, HOUR), OUTGROWN, poolable=frozenset({"rare"}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -66,11 +67,13 @@ def graduate(**given: Any) -> None:
         seen = past.read(given["state_dir"], given["ledger"], given["since"])
         said = advice(seen.setup, seen.requests, seen.transitions, seen.samples, within=seen.within)
         poolable = frozenset(model for model, kind in kinds.items() if kind in POOLABLE)
-        plan = graduation(seen.setup, seen.requests, seen.within, said["outgrown"], gpu_mib=given["gpu_memory"], poolable=poolable)
+        setup = replace(seen.setup, models=tuple(model for model in seen.setup.models if model.id in kinds))
+        plan = graduation(setup, seen.requests, seen.within, said["outgrown"], gpu_mib=given["gpu_memory"], poolable=poolable)
     if as_json := given["as_json"]:
         client.print_json({**plan.plain(), "outgrown": said["outgrown"]})
     else:
-        click.echo("\n".join([*page(plan), "", past.looked_at(seen.within, len(seen.requests))]))
+        left = strangers([model.id for model in seen.setup.models], list(kinds))
+        click.echo("\n".join([*page(plan), *left, "", past.looked_at(seen.within, len(seen.requests))]))
     if given["output"] is None:
         return
     if not plan.ready and not given["anyway"]:
@@ -84,9 +87,17 @@ def kinds_of(config: Config) -> dict[str, str]:
     return {model.id: describe(model).kind for model in config.models}
 
 
+def strangers(seen: Sequence[str], configured: Sequence[str]) -> list[str]:
+    """Models that only the ledger knows, and those it does not know."""
+    gone, new = [name for name in seen if name not in configured], [name for name in configured if name not in seen]
+    lines = [f"Left out, for the configuration does not name them any more: {text.safe(', '.join(gone))}."] if gone else []
+    lines += [f"Left out, for greenroom has not run with them yet: {text.safe(', '.join(new))}."] if new else []
+    return ["", *lines] if lines else []
+
+
 def page(plan: Graduation) -> list[str]:
     rows = [row(one) for one in plan.futures]
-    lines = [text.safe(plan.text), "", *text.table(HEADERS, rows, RIGHT)]
+    lines = [text.safe(plan.text), *(["", *text.table(HEADERS, rows, RIGHT)] if rows else [])]
     stay = [one.model for one in plan.futures if one.becomes == "stay"]
     if stay and len(stay) < len(plan.futures):
         lines += [

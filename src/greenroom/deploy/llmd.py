@@ -375,11 +375,11 @@ def readme(intent: Intent, found: Sequence[Member], options: LlmdOptions) -> str
         "",
         "## What it costs",
         "",
-        f"* {total} GPUs held all the time"
+        f"* {total} {'GPU' if total == 1 else 'GPUs'} held all the time"
         + (f", more when {_listed(one.workload.model for one in found if one.occasional)} are asked" if len(steady) < len(found) else "")
         + ". A pod does not share its GPU: models that took turns on one card need a card each now.",
-        f"* {len(pooled)} endpoint pickers (EPP), one for each base model: {len(pooled) * options.epp_cpu} CPU and "
-        f"{len(pooled) * options.epp_memory_gib} GiB of memory together.",
+        f"* {len(pooled)} endpoint {'picker' if len(pooled) == 1 else 'pickers'} (EPP), one for each base model: "
+        f"{len(pooled) * options.epp_cpu} CPU and {len(pooled) * options.epp_memory_gib} GiB of memory together.",
         "",
         "## Install",
         "",

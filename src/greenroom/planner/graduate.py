@@ -103,11 +103,14 @@ def whole(device: Device) -> int:
 
 def said(ready: bool, outgrown: Mapping[str, Any], held: int, most: int, now: int) -> str:
     """One or two sentences."""
-    cost = f"{held} GPUs held all the time" + (f", up to {most}" if most > held else "") + f", in place of {now}"
+    cost = (
+        f"{held} {'GPU' if held == 1 else 'GPUs'} held all the time" + (f", up to {most}" if most > held else "") + f", in place of {now}"
+    )
+    takes = f"A cluster would take {cost}" if most else "None of the models would go to a cluster"
     if ready:
-        return f"{outgrown.get('text', '')}. A cluster would take {cost}."
+        return f"{outgrown.get('text', '')}. {takes}."
     why = outgrown.get("text") or "nothing was seen yet"
-    return f"Not now: {why}. A cluster would take {cost}, and would not end what tuning can."
+    return f"Not now: {why}. {takes}{', and would not end what tuning can' if most else ''}."
 
 
 def future(model: Model, rows: Sequence[RequestRow], within: Span, setup: Setup, gpu_mib: int, poolable: bool) -> Future:
