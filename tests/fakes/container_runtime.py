@@ -425,7 +425,7 @@ class Runtime:
             self.fail(1, "configured logging driver does not support reading")
         since = 0.0
         if "--since" in argv:
-            since = datetime.fromisoformat(argv[argv.index("--since") + 1].replace("Z", "+00:00")).timestamp()
+            since = time.time() - float(argv[argv.index("--since") + 1].removesuffix("s"))
         try:
             box = self.find(argv[-1])
         except Gone:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -23,7 +24,10 @@ from greenroom.host.containers import Contained, spawn_contained, stop_contained
 from greenroom.host.docks import BoxError, Docks
 from greenroom.host.logs import LogRing
 from greenroom.host.memory import tree_mib
-from greenroom.host.runtimes import RuntimeSilent, ask, state_of
+from greenroom.host.processes import SpawnError
+from greenroom.host.runtimes import RuntimeSilent, ask, end_questions, state_of
+from greenroom.host.supervisor import Supervisor
+from tests.fakes.container_runtime import install
 from tests.host.engines import a_port, engine_argv, lives, printed
 from tests.stories.boxes import IMAGE, Dock
 
@@ -156,8 +160,8 @@ async def test_words_are_not_lost_with_the_client(dock: Dock) -> None:
     await process.ended()
     await end(process)
 
-    said = {line for line in log.tail(1000) if line.startswith("word ")}
-    assert said == {f"word {number}" for number in range(60)}
+    said = [line for line in log.tail(1000) if line.startswith("word ")]
+    assert said == [f"word {number}" for number in range(60)]
 
 
 async def test_one_killed_by_the_kernel_is_told_as_out_of_memory(dock: Dock) -> None:
@@ -212,7 +216,7 @@ async def test_a_runtime_that_does_not_answer_is_not_taken_for_an_absent_contain
 
 async def prepared(launch: Launch, docks: Docks | None = None) -> None:
     assert launch.box is not None
-    await (docks or Docks(HOME)).prepare(launch.box, LogRing("a"), supervisor=None, pulling=lambda _: None)
+    await (docks or Docks(HOME)).prepare(launch.box, LogRing("a"), supervisor=None)
 
 
 async def test_starts_at_once_do_not_take_each_other_for_leftovers(dock: Dock, tmp_path: Path) -> None:
@@ -286,21 +290,109 @@ async def test_a_list_that_cannot_be_understood_ends_nothing(dock: Dock, answer:
     assert "podman ps answered what cannot be understood" in troubles[0]
 
 
-async def test_a_pull_that_is_killed_is_over_at_once(dock: Dock) -> None:
-    """Whoever calls it off is told of its process."""
+async def asked(dock: Dock, command: str, within_s: float) -> None:
+    async with asyncio.timeout(within_s):
+        while not dock.calls(command):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+
+
+async def test_a_pull_that_is_called_off_is_over_at_once(dock: Dock) -> None:
+    """And leaves no process."""
     dock.faults(pull="hang")
-    launch = a_launch("x", image="new:1")
-    assert launch.box is not None
-    told: list[object] = []
+    preparing = asyncio.create_task(prepared(a_launch("x", image="new:1")))
+    await asked(dock, "pull", 20)
+    client = json.loads((dock.state / "calls.jsonl").read_text().splitlines()[-1])["pid"]
+    began_at = time.monotonic()
+    preparing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await preparing
 
-    def pulling(process: object) -> None:
-        told.append(process)
-        if process is not None:
-            process.send(signal.SIGKILL)  # type: ignore[attr-defined]
+    assert time.monotonic() - began_at < 5
+    assert not lives(client)
 
-    with pytest.raises(BoxError, match="podman cannot pull new:1"):
-        await Docks(HOME).prepare(launch.box, LogRing("a"), supervisor=None, pulling=pulling)
-    assert told[-1] is None
+
+async def test_a_pull_that_fails_is_told_in_the_words_of_its_runtime(dock: Dock) -> None:
+    """With the name of the image."""
+    dock.faults(pull="fail:125:Error: manifest unknown")
+    with pytest.raises(BoxError, match="podman cannot pull new:1: manifest unknown"):
+        await prepared(a_launch("x", image="new:1"))
+
+
+async def test_what_this_run_has_made_is_no_leftover_under_another_name_of_its_runtime(dock: Dock) -> None:
+    """`docker` may be podman; `greenroom` finds one container through both."""
+    (dock.bin / "docker").symlink_to(dock.program)
+    docks, launch = Docks(HOME), an_engine()
+    await prepared(launch, docks)
+    process = await spawn_contained(launch, token="t", log=LogRing("a"))
+    await process.learn()
+
+    assert await docks.end_leftovers(["docker"]) == (0, [])
+    assert len(dock.boxes("running")) == 1
+    docks.over(process.box.name)
+    assert (await docks.end_leftovers(["docker"]))[0] > 0
+    await end(process)
+
+
+async def test_a_runtime_that_hangs_keeps_no_other_waiting(dock: Dock) -> None:
+    """Each is cleared by itself."""
+    install(dock.bin, "docker", dock.state)
+    dock.faults(ps="hang")
+    docks = Docks(HOME)
+    waiting = asyncio.create_task(prepared(an_engine(), docks))
+    await asked(dock, "ps", 8)
+    async with asyncio.timeout(8):  # shorter than one question
+        dock.faults()
+        other = describe(ModelConfig("b", engine_argv(a_port()), container=ContainerConfig("docker", IMAGE))).launch(1, [])
+        await prepared(owned(other, HOME), docks)
+    assert not waiting.done()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    end_questions()
+
+
+@pytest.mark.parametrize("knobs", [(), ("on_term=ignore",)])
+async def test_a_runtime_that_hangs_keeps_no_engine_of_this_host_alive(dock: Dock, knobs: tuple[str, ...]) -> None:
+    """It is ended past its runtime: TERM, grace, KILL; one question is all that is waited for."""
+    log = LogRing("a")
+    process = await spawn_contained(an_engine(*knobs), token="t", log=log)
+    await process.learn()
+    await printed(log, "listening")
+    process.hurried = True
+    dock.faults(**{"*": "hang"})
+    steps: list[str] = []
+    began_at = time.monotonic()
+    outcome = await stop_contained(process, grace_s=1, on_signal=steps.append)
+
+    assert (outcome.unkillable, steps) == (False, ["TERM", "KILL"] if knobs else ["TERM"])
+    assert "got TERM" in log.tail(50) or not knobs
+    assert time.monotonic() - began_at < 20 if knobs else 9
+    assert process.tree() == frozenset()
+    end_questions()
+
+
+async def test_a_stray_that_has_visibly_ended_is_gone_whatever_its_runtime_says(dock: Dock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its memory were booked until the next start."""
+    monkeypatch.setattr("greenroom.host.containers.STRAY_LOOK_S", 0.0)
+    log = LogRing("a")
+    process = await spawn_contained(an_engine(), token="t", log=log)
+    await process.learn()
+    await printed(log, "listening")
+    process.kill_client()
+    dock.faults(**{"*": "down"})
+    assert not await gone_at_last(process, 1)
+    process.kill_inside()
+
+    assert await gone_at_last(process, 10)
+
+
+async def test_a_client_that_cannot_be_started_leaves_the_watcher_nothing_to_do(dock: Dock, tmp_path: Path) -> None:
+    """A name that was never made is not to be ended."""
+    supervisor = Supervisor(tmp_path)
+    with pytest.raises(SpawnError):
+        await spawn_contained(replace(an_engine(), cwd=str(tmp_path / "none")), token="t", log=LogRing("a"), supervisor=supervisor)
+
+    assert supervisor.guarded == frozenset()
 
 
 async def test_an_image_of_another_transport_is_the_runtimes_own_to_fetch(dock: Dock) -> None:

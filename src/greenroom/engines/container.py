@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from greenroom.config import secrets
 from greenroom.config.model import ContainerConfig, ModelConfig
 from greenroom.core.facts import Cause
 from greenroom.engines.base import AsleepCheck, Box, Call, Canary, Costs, DeviceRef, Ending, Estimate, Launch, Readiness, SleepRecipe
@@ -90,7 +91,7 @@ def wrap(
         raise ValueError(f"{config.id} has no `container` entry")
     args = tuple(word for word in container.args if word.partition("=")[0] not in NEEDLESS)
     env = {key: value for key, value in launch.env.items() if key not in PIN_VARIABLES or key in dict(config.env)}
-    for_client = {key: value for key, value in env.items() if not CLIENT_VARIABLE.match(key)}
+    by_name = {key: value for key, value in env.items() if not CLIENT_VARIABLE.match(key) or secrets.NAME.search(key)}
     options = (
         *_publish(launch, args),
         *_device_arguments(devices, container),
@@ -101,7 +102,7 @@ def wrap(
         *_limits(container, args, kind, config.stop_s_max),
         *(word for volume in container.volumes for word in ("--volume", _read_only(volume, launch.cwd))),
         # Only the names: values on a command line are readable by everybody on the machine.
-        *(word for key in sorted(env) for word in ("--env", key if key in for_client else f"{key}={env[key]}")),
+        *(word for key in sorted(env) for word in ("--env", key if key in by_name else f"{key}={env[key]}")),
         *args,
         *_entry(container, launch.argv, own_entry),
     )
@@ -114,7 +115,7 @@ def wrap(
         container.pull,
         container.pull_s_max,
     )
-    return replace(launch, argv=run_argv(box), env=for_client, detached=True, box=box)
+    return replace(launch, argv=run_argv(box), env=by_name, detached=True, box=box)
 
 
 def owned(launch: Launch, home: str) -> Launch:
@@ -275,9 +276,9 @@ def inspect_argv(runtime: str, name: str) -> tuple[str, ...]:
     return (runtime, "inspect", "--type", "container", name)
 
 
-def follow_argv(runtime: str, name: str, since: str) -> tuple[str, ...]:
-    """What a running container prints from a moment (RFC 3339) on."""
-    return (runtime, "logs", "--follow", "--since", since, name)
+def follow_argv(runtime: str, name: str, since_s: float) -> tuple[str, ...]:
+    """What a running container printed in the last so many seconds, and prints from now on."""
+    return (runtime, "logs", "--follow", "--since", f"{since_s:.3f}s", name)
 
 
 def pull_argv(runtime: str, image: str) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 
 from greenroom.core.facts import Cause
 from greenroom.engines import container as words
@@ -35,6 +34,7 @@ from greenroom.host.processes import (
 )
 from greenroom.host.proctable import Entry, Identity, descendants, read_entry, send_signal, snapshot
 from greenroom.host.runtimes import ASK_S_MAX, RuntimeSilent, ask, askers, remove, run_now, state_in, state_of
+from greenroom.host.seam import Seam
 from greenroom.host.supervisor import Supervisor
 
 STOP_SLACK_S = 5.0  # what a runtime needs for a stop beside the grace
@@ -44,7 +44,9 @@ LOOK_S_MIN, LOOK_S_MAX = 0.05, 0.5  # pauses between looks at a container that i
 OUTLIVED_S = 2.0  # a client that ended by itself is believed: its container goes within this time
 SILENT_S_MAX = 20.0  # how long a runtime may be away (a restart of its service) while an engine of it runs
 FOLLOW_PAUSE_S = 1.0
-BACKLOG_S = 1.0  # of its log that is shown again when its client was lost: rather twice than never
+BACKLOG_S = 1.0  # of its log that is read again when its client was lost, so that no line falls between the two
+SEAM_LINES_MAX = 1000
+HURRY_ASK_S_MAX = 3.0  # one question, once greenroom itself is to end
 STRAY_LOOK_S = 5.0
 
 
@@ -53,7 +55,10 @@ class Contained(Process):
 
     up = False
     inside: Identity | None = None  # its first process, where that is one of this host
+    hurried = False  # greenroom itself is to end
+    silent = False  # its runtime did not answer when it was last asked
     _outlives = False  # its client was lost, and it runs on
+    _heard_at = 0.0  # when its last line came, or its client was lost
     _follower: Process | None = None
     _looked_at = 0.0
     _removing: asyncio.Future[bool] | None = None
@@ -62,6 +67,11 @@ class Contained(Process):
     def box(self) -> Box:
         assert self.launch.box is not None
         return self.launch.box
+
+    @property
+    def ask_s_max(self) -> float:
+        """One question about it."""
+        return HURRY_ASK_S_MAX if self.hurried else ASK_S_MAX
 
     @property
     def exited(self) -> bool:
@@ -76,7 +86,7 @@ class Contained(Process):
         pause_s = LOOK_S_MIN
         while self.exit is None and not self.up:
             with contextlib.suppress(RuntimeSilent):
-                if (state := await state_of(self.box)) is not None and state.running:
+                if (state := await state_of(self.box, self.ask_s_max)) is not None and state.running:
                     self._take(state)
                     return
             await asyncio.sleep(pause_s)
@@ -92,15 +102,15 @@ class Contained(Process):
     async def ended(self) -> Exit:
         """Until the container has ended, whatever becomes of its client."""
         result = await self.wait()
+        self._heard_at = time.monotonic()
         try:
             while True:
-                lost_at = time.time()
                 if not await self._runs_on(believe_client=result.signal is None and not self._outlives):
                     return result
                 if not self._outlives:
                     self._outlives = True
                     self.log.note(f"[greenroom: its client ({self.box.runtime} run) {result}; the container runs on and is followed]")
-                await self._follow(lost_at - BACKLOG_S)
+                await self._follow()
         finally:
             self._outlives = False
 
@@ -109,7 +119,7 @@ class Contained(Process):
         deadline = time.monotonic() + (OUTLIVED_S if believe_client else SILENT_S_MAX)
         while True:
             try:
-                state = await state_of(self.box)
+                state = await state_of(self.box, self.ask_s_max)
                 if state is None or not state.running or (not believe_client and not self.inside_gone()):
                     return state is not None and state.running
                 if state.running and not self.up:
@@ -127,12 +137,15 @@ class Contained(Process):
     def inside_gone(self) -> bool:
         return self.inside is not None and not self.inside_lives()
 
-    async def _follow(self, since_s: float) -> None:
-        """Its words from then on, until they end or it does."""
-        since = datetime.fromtimestamp(since_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        launch = Launch(words.follow_argv(self.box.runtime, self.box.name, since), {}, self.launch.host, self.launch.port)
+    async def _follow(self) -> None:
+        """Its words since the last that was heard, until they end or it does."""
+        since_s = time.monotonic() - self._heard_at + BACKLOG_S
+        launch = Launch(words.follow_argv(self.box.runtime, self.box.name, since_s), {}, self.launch.host, self.launch.port)
+        seam = Seam([line for line in self.log.tail(SEAM_LINES_MAX) if not line.startswith("[greenroom: ")])
+        heard = LogRing(self.log.name, lines_max=1, mask=self.log.secrets)
+        heard.listen(lambda lines: self._hear(seam.fresh(lines)))
         try:
-            follower = self._follower = await spawn(launch, token=self.token, log=self.log, supervisor=self._supervisor)
+            follower = self._follower = await spawn(launch, token=self.token, log=heard, supervisor=self._supervisor)
         except SpawnError as exc:
             self.log.note(f"[greenroom: {exc}]")
         else:
@@ -141,7 +154,13 @@ class Contained(Process):
             finally:
                 self._follower = None
                 await stop(follower, grace_s=0.0, on_signal=lambda _: None)
+                self._hear(seam.rest())
         await asyncio.sleep(FOLLOW_PAUSE_S)
+
+    def _hear(self, lines: Sequence[str]) -> None:
+        if lines:
+            self._heard_at = time.monotonic()
+            self.log.feed("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
 
     async def gone(self) -> bool:
         """Of one that would not go: removed at last.  Never waits: its runtime is asked every few seconds, beside everything else."""
@@ -152,10 +171,13 @@ class Contained(Process):
         if not self._removing.done():
             return False
         removed, self._removing, self._looked_at = self._removing.result(), None, time.monotonic()
-        if removed and not self.tree():
+        if not removed and not self.inside_gone():  # what has visibly ended holds nothing, whatever its runtime does
+            return False
+        if self.tree():
+            return False
+        if removed:
             self.let_go()
-            return True
-        return False
+        return True
 
     def let_go(self) -> None:
         """Its container is gone: nobody has to end it any more."""
@@ -171,6 +193,11 @@ class Contained(Process):
         for entry in table.values():
             if entry.group == self.pid == entry.session:
                 send_signal(entry.identity, signal.SIGKILL)
+
+    def ask_inside(self) -> None:
+        """TERM to its first process, past its runtime; only where we have the right to."""
+        if self.inside is not None:
+            send_signal(self.inside, signal.SIGTERM)
 
     def kill_inside(self) -> None:
         """Past its runtime; only where we have the right to."""
@@ -209,7 +236,12 @@ async def spawn_contained(launch: Launch, *, token: str, log: LogRing, superviso
     if supervisor is not None and (box := launch.box) is not None and (runtime := shutil.which(box.runtime)):
         env = {name: value for name, value in os.environ.items() if words.CLIENT_VARIABLE.match(name)}
         supervisor.guard(box.name, (words.kill_argv(runtime, box.name), words.remove_argv(runtime, box.name)), env)
-    return await spawn_as(Contained, launch, token=token, log=log, supervisor=supervisor)
+    try:
+        return await spawn_as(Contained, launch, token=token, log=log, supervisor=supervisor)
+    except SpawnError:
+        if supervisor is not None and launch.box is not None:
+            supervisor.unguard(launch.box.name)
+        raise
 
 
 # ---------------------------------------------------------------------------------------------------------------- stop
@@ -226,6 +258,7 @@ async def stop_contained(
     """End a container: its stop signal (or `stop_argv`), `grace_s`, KILL; then remove it, and its client.
 
     Returns when it is gone, or `kill_s_max` after KILL.  `ending` of the outcome is what only its runtime knows.
+    A runtime that hangs costs one `ask_s_max` where the engine is a process of this host, else one for each step.
     """
     began_at = time.monotonic()
     client, outlives = process.exit, False
@@ -241,13 +274,13 @@ async def stop_contained(
         outlives = client is not None
         state, known, killed = await _end(process, grace_s, stop_argv, on_signal, kill_s_max)
     over = known and (state is None or not state.running)
-    if over and state is not None and (said := await remove(process.box.runtime, process.box.name, kill=False)):
+    if over and state is not None and (said := await remove(process.box.runtime, process.box.name, kill=False, limit_s=process.ask_s_max)):
         process.log.note(f"[greenroom: the container could not be removed: {said}]")
     await process.drop_follower()
     if over and not await wait_exited([process.identity], CLIENT_S_MAX):
         process.kill_client()
         await wait_exited([process.identity], CLIENT_S_MAX)
-    if over:
+    if over and not process.silent:  # else its record may be there still: the watcher removes it in the end
         process.let_go()
     over = over and await process.tree_gone(kill_s_max if killed else CLIENT_S_MAX)
     process.close()
@@ -277,9 +310,14 @@ def _stuck(process: Contained, state: BoxState | None, known: bool) -> str:
 
 async def _look(process: Contained) -> tuple[BoxState | None, bool]:
     """The container, and whether its runtime answered."""
+    if process.silent and process.inside_gone():
+        return None, True
     try:
-        return await state_of(process.box), True
+        state = await state_of(process.box, process.ask_s_max)
+        process.silent = False
+        return state, True
     except RuntimeSilent as exc:
+        process.silent = True
         if process.inside_gone():
             return None, True  # whatever its runtime would say
         if f"[greenroom: {exc}]" not in process.log.tail(5):
@@ -301,13 +339,27 @@ async def _ask_to_stop(process: Contained, grace_s: float, on_signal: Callable[[
     """Until its runtime says that it has stopped; an engine known to lose a TERM is told again meanwhile."""
     runtime, name, again_s = process.box.runtime, process.box.name, process.launch.term_again_s
     on_signal("TERM")
-    argv, limit_s = words.stop_argv(runtime, name, grace_s), grace_s + STOP_SLACK_S
+    argv, limit_s = words.stop_argv(runtime, name, grace_s), grace_s + min(STOP_SLACK_S, process.ask_s_max)
+    if process.silent:
+        process.ask_inside()
+        if await _leaves(process, grace_s):
+            return
+        if process.hurried:
+            limit_s = process.ask_s_max  # it may as well not hear this either
     stopping = asyncio.get_running_loop().run_in_executor(askers, run_now, argv, limit_s)
     until = time.monotonic() + grace_s
     while not (await asyncio.wait({stopping}, timeout=again_s))[0]:
         if time.monotonic() < until:
             on_signal("TERM")
-            await ask(words.signal_argv(runtime, name, "TERM"))
+            await ask(words.signal_argv(runtime, name, "TERM"), process.ask_s_max)
+
+
+async def _leaves(process: Contained, grace_s: float) -> bool:
+    """Whether what runs inside has ended within that time; at once False where that cannot be seen."""
+    deadline = time.monotonic() + grace_s
+    while process.inside is not None and time.monotonic() < deadline and process.inside_lives():
+        await wait_exited([process.inside], deadline - time.monotonic())
+    return process.inside_gone()
 
 
 async def _end(
@@ -334,12 +386,16 @@ async def _end(
     deadline = time.monotonic() + kill_s_max
     while True:
         left_s = max(0.5, deadline - time.monotonic())
-        await ask(words.kill_argv(runtime, name), min(ASK_S_MAX / 2, left_s))
+        if process.silent:
+            process.kill_inside()  # whatever comes of asking
+            if await _leaves(process, min(left_s, CLIENT_S_MAX)):
+                return None, True, True
+        await ask(words.kill_argv(runtime, name), min(process.ask_s_max / 2, left_s))
         state, known = await _look(process)
         if known and (state is None or not state.running):
             return state, True, True
         process.kill_inside()
-        await ask(words.remove_argv(runtime, name), min(ASK_S_MAX / 2, left_s))
+        await ask(words.remove_argv(runtime, name), min(process.ask_s_max / 2, left_s))
         if time.monotonic() >= deadline:
             return state, known, True
         await asyncio.sleep(LOOK_S_MAX)

@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from greenroom.engines import container as words
 from greenroom.engines.base import Box, Launch
 from greenroom.engines.container import Listed
 from greenroom.host.logs import LogRing
-from greenroom.host.processes import Process, SpawnError, spawn, stop
+from greenroom.host.processes import SpawnError, spawn, stop
 from greenroom.host.runtimes import ASK_S_MAX, SAID_CHARS_MAX, RuntimeSilent, ask, remove, silent, state_of
 from greenroom.host.supervisor import Supervisor
 
@@ -40,7 +41,8 @@ class Docks:
         self._record = record
         self._used = _read_record(record)
         self._clear: set[str] = set()
-        self._clearing = asyncio.Lock()
+        self._clearing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._ours: set[str] = set()  # names of what this run has made: it may be seen by another name of the same runtime
 
     async def end_leftovers(self, runtimes: Iterable[str]) -> tuple[int, list[str]]:
         """End the containers that earlier runs on this state directory left; how many, and sentences about what could not be done."""
@@ -77,31 +79,32 @@ class Docks:
         if answer.code != 0:
             raise RuntimeSilent(silent(runtime, answer))
         try:
-            return words.parse_list(answer.out)
+            return tuple(each for each in words.parse_list(answer.out) if each.name not in self._ours)
         except (ValueError, AttributeError) as exc:
             raise RuntimeSilent(f"{runtime} ps answered what cannot be understood ({exc})") from exc
 
-    async def prepare(self, box: Box, log: LogRing, *, supervisor: Supervisor | None, pulling: Callable[[Process | None], None]) -> None:
+    async def prepare(self, box: Box, log: LogRing, *, supervisor: Supervisor | None) -> None:
         """Nothing of an earlier run is left there, the name is free, the image is here.  Raises BoxError.
 
-        `pulling` is told of the process that pulls (None: it is over); killing it calls the pull off.
+        It may be cancelled at any moment; a pull ends with it.
         """
         self._remember(box.runtime)
         # One at a time: what the first has started since is no leftover.
-        async with self._clearing:
+        async with self._clearing[box.runtime]:
             if box.runtime not in self._clear and (why := (await self._end_leftovers(box.runtime))[1]):
                 raise BoxError(why)
         try:
             _, here = await asyncio.gather(self._free_name(box), _has_image(box))
         except RuntimeSilent as exc:
             raise BoxError(str(exc)) from exc
+        self._ours.add(box.name)
         if words.TRANSPORT.match(box.image) or (here and box.pull != "always"):
             return
         if box.pull == "never":
             raise BoxError(
                 f"the image {box.image} is not here, and `pull: never` forbids to fetch it; `{box.runtime} pull {box.image}`", lacking=True
             )
-        await _pull(box, log, supervisor, pulling)
+        await _pull(box, log, supervisor)
 
     async def _free_name(self, box: Box) -> None:
         state = await state_of(box)
@@ -113,6 +116,10 @@ class Docks:
             )
         if (said := await remove(box.runtime, box.name)) and await state_of(box) is not None:
             raise BoxError(f"{box.name} is left from an earlier run and cannot be removed: {said}")
+
+    def over(self, name: str) -> None:
+        """That container is gone, or nobody of this run holds it any more."""
+        self._ours.discard(name)
 
     def _remember(self, runtime: str) -> None:
         if runtime in self._used:
@@ -140,19 +147,17 @@ async def _has_image(box: Box) -> bool:
     return answer.code == 0
 
 
-async def _pull(box: Box, log: LogRing, supervisor: Supervisor | None, pulling: Callable[[Process | None], None]) -> None:
+async def _pull(box: Box, log: LogRing, supervisor: Supervisor | None) -> None:
     log.note(f"[greenroom: {box.runtime} pulls {box.image}]")
     heard: list[str] = []
     undo = log.listen(heard.extend)
     launch = Launch(words.pull_argv(box.runtime, box.image), {}, "127.0.0.1", 0)
     try:
         process = await spawn(launch, token=f"pull-{box.name}-{time.monotonic_ns():x}", log=log, supervisor=supervisor)
-        pulling(process)
         try:
             async with asyncio.timeout(box.pull_s_max):
                 result = await process.wait()
         finally:
-            pulling(None)
             await stop(process, grace_s=0.0, on_signal=lambda _: None)
     except SpawnError as exc:
         raise BoxError(str(exc)) from exc

@@ -157,6 +157,11 @@ class LogRing:
         # A secret that starts before the cut must be seen whole, or its first half would be shown.
         self._part_bytes_max = self.line_bytes_max + max(map(len, self._secrets), default=0)
 
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What is shown as ***."""
+        return tuple(secret.decode() for secret in self._secrets)
+
     def masked(self, text: str) -> str:
         """What else the engine said, with its secrets shown as in its log."""
         for secret in self._secrets:

@@ -16,11 +16,12 @@ from greenroom.engines.base import Box
 from greenroom.engines.container import BoxState
 
 ASK_S_MAX = 10.0  # one question
-ASKERS_MAX = 8  # at once
+ASKERS_MAX = 64  # at once; threads are made when they are needed, and one that hangs keeps its own for as long
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
 SAID_CHARS_MAX = 400
 
 askers = ThreadPoolExecutor(ASKERS_MAX, thread_name_prefix="runtime")
+_asked: set[subprocess.Popen[bytes]] = set()  # questions without an answer yet
 
 
 class RuntimeSilent(Exception):
@@ -55,18 +56,31 @@ def run_now(argv: tuple[str, ...], limit_s: float) -> Answer:
         except OSError as exc:
             return Answer(None, "", f"{argv[0]} cannot be run: {exc.strerror}")
         code: int | None
+        _asked.add(child)
         try:
             code = child.wait(limit_s)
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+            _end(child)
             child.wait()
             code = None
+        finally:
+            _asked.discard(child)
         said = _read(err)
         return Answer(code, _read(out), said if code is not None else f"{said}\n{' '.join(argv[:2])} did not answer within {limit_s:g} s")
     finally:
         os.close(out)
         os.close(err)
+
+
+def end_questions() -> None:
+    """Nobody wants to know any more: without this the end of the program would wait for what hangs."""
+    for child in list(_asked):
+        _end(child)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def _read(handle: int) -> str:
@@ -94,9 +108,9 @@ def silent(runtime: str, answer: Answer) -> str:
     return f"{runtime} does not do its work: {said}{words.advice(runtime, said)}"
 
 
-async def remove(runtime: str, *names: str, kill: bool = True) -> str:
-    """Remove containers, killed before; what the runtime had against it, or ""."""
+async def remove(runtime: str, *names: str, kill: bool = True, limit_s: float = ASK_S_MAX) -> str:
+    """Remove containers, killed before; what the runtime had against it, or "".  `limit_s`: for each of the two."""
     if kill:
-        await ask(words.kill_argv(runtime, *names))
-    answer = await ask(words.remove_argv(runtime, *names))
+        await ask(words.kill_argv(runtime, *names), limit_s)
+    answer = await ask(words.remove_argv(runtime, *names), limit_s)
     return "" if answer.code == 0 or words.ABSENT.search(answer.err) else answer.said or f"exit code {answer.code}"

@@ -63,6 +63,11 @@ class Supervisor:
             self._tell(f"/{name}\n")
 
     @property
+    def guarded(self) -> frozenset[str]:
+        """Names of the containers that the watcher ends."""
+        return frozenset(self._guarded)
+
+    @property
     def watcher_pid(self) -> int | None:
         return None if self._watcher is None or self._watcher.poll() is not None else self._watcher.pid
 

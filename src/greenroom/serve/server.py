@@ -27,6 +27,7 @@ from greenroom.core.facts import Tell
 from greenroom.host.docks import Docks
 from greenroom.host.gpus import GpuError, GpuInfo, Gpus
 from greenroom.host.logs import LogRing
+from greenroom.host.runtimes import end_questions
 from greenroom.host.supervisor import Supervisor, end_leftovers, start_watcher
 from greenroom.ledger.footprints import Footprints, Learned, LearnedTier
 from greenroom.ledger.schema import FILE
@@ -178,6 +179,7 @@ class GreenroomServer:
             learned.close()
             self.storeroom.close()
             self.gpus.close()
+            end_questions()
             await supervisor.close()
             await asyncio.to_thread(self.ledger.close)
             if self._traces is not None:
@@ -432,6 +434,7 @@ class GreenroomServer:
 
     async def _shut_down(self, listener: data_plane.Server) -> None:
         self.fetching.close()
+        self.crew.hurry()
         self._app[READERS].close_all()  # an open page is no request that must be waited for
         await asyncio.gather(listener.close(SHUTDOWN_S_MAX), self.shell.shut_down(SHUTDOWN_S_MAX))
 

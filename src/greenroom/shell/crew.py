@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import signal
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from greenroom.host.logs import LogRing
 from greenroom.host.memory import tree_mib, unmapped_mib
 from greenroom.host.ports import PortError, free_port, listening, owner_is
 from greenroom.host.probes import NotReady, probe_once, wait_ready
-from greenroom.host.processes import Process, SpawnError, StopOutcome, spawn, stop
+from greenroom.host.processes import KILL_S_MAX, Process, SpawnError, StopOutcome, spawn, stop
 from greenroom.host.supervisor import Supervisor
 
 from .sleeper import Sleeper, Trouble
@@ -41,6 +40,7 @@ RELEASE_POLL_S = 0.05
 RELEASE_SHARE = 0.05  # back within 5 %
 RELEASE_SLACK_MIB = 64  # drivers keep a little
 END_ALL_GRACE_S = 3.0
+HURRY_KILL_S_MAX = 3.0  # after KILL to a container, once greenroom itself is to end
 VERIFY_S_MAX = 2.0
 LIMIT_SLACK_S = 1.0  # one call gives up later than the whole sleep or wake, whose end tells which limit it was
 STALLED_GRACE_S = 0.5
@@ -132,17 +132,12 @@ class Attempt:
     called_off: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
     report: InstanceReported | None = None  # how it ended, where it had been called off
-    pulling: Process | None = None  # what fetches its image
+    preparing: asyncio.Task[None] | None = None  # what comes before its container: questions, a pull
 
     def call_off(self) -> None:
         self.called_off = True
-        if self.pulling is not None:
-            self.pulling.send(signal.SIGKILL)
-
-    def pulls(self, process: Process | None) -> None:
-        self.pulling = process
-        if self.called_off:
-            self.call_off()
+        if self.preparing is not None:
+            self.preparing.cancel()
 
 
 class HostCrew:
@@ -176,6 +171,7 @@ class HostCrew:
         self.look: Callable[[Sequence[DeviceRef]], Awaitable[tuple[MemoryMeasured, ...]]] = _blind  # measures devices
         self.lacking: dict[str, str] = {}  # model -> what it lacks to start, as last seen
         self._strays: list[Running] = []
+        self._hurried = False
         self.masked: tuple[str, ...] = ()  # never shown in any log: client keys that an engine may print
 
     # ------------------------------------------------------------------ start
@@ -276,13 +272,20 @@ class HostCrew:
             return launch
         self._ports.add(launch.port)
         ring = self._ring(action.model, engine, launch.secrets)
+        preparing = attempt.preparing = asyncio.create_task(self._docks.prepare(launch.box, ring, supervisor=self._supervisor))
         try:
-            await self._docks.prepare(launch.box, ring, supervisor=self._supervisor, pulling=attempt.pulls)
+            if not attempt.called_off:
+                await asyncio.wait({preparing})
             if attempt.called_off:
                 raise BoxError("called off while its container was made ready")
-        except BoxError:
+            preparing.result()
+        except BaseException:
             self._ports.discard(launch.port)
+            preparing.cancel()
+            await asyncio.wait({preparing}, timeout=END_ALL_GRACE_S)
             raise
+        finally:
+            attempt.preparing = None
         return launch
 
     async def _spawn(self, action: Start, engine: Engine, launch: Launch) -> Running:
@@ -297,6 +300,8 @@ class HostCrew:
             process: Process = await start(launch, token=token, log=ring, supervisor=self._supervisor)
         except SpawnError:
             self._ports.discard(launch.port)
+            if launch.box is not None:
+                self._docks.over(launch.box.name)
             phases.close()
             raise
         phases.note("spawn")
@@ -341,17 +346,18 @@ class HostCrew:
 
     async def _until_ready(self, running: Running, began_at: float) -> None:
         config = running.engine.config
-        ready, _ = await asyncio.gather(
-            wait_ready(
+        learning = asyncio.create_task(_learn(running.process))
+        try:
+            ready = await wait_ready(
                 (running.launch.host, running.port),
                 running.engine.readiness(),
                 process=running.process,
                 timeout_s=config.start_s_max,
                 progress_counts=config.progress_counts,
                 clock=self._clock,
-            ),
-            _learn(running.process),
-        )
+            )
+        finally:
+            learning.cancel()  # one that is ready was seen to run
         running.host = ready.host
 
     async def _not_ready(self, running: Running, exc: NotReady) -> InstanceReported:
@@ -398,7 +404,9 @@ class HostCrew:
     async def _stop(self, running: Running, grace_s: float, stop_argv: tuple[str, ...] = ()) -> StopOutcome:
         on_signal = self._note_signal(running)
         if isinstance(running.process, Contained):
-            return await stop_contained(running.process, grace_s=grace_s, stop_argv=stop_argv, on_signal=on_signal)
+            running.process.hurried = running.process.hurried or self._hurried
+            kill_s_max = HURRY_KILL_S_MAX if self._hurried else KILL_S_MAX
+            return await stop_contained(running.process, grace_s=grace_s, stop_argv=stop_argv, on_signal=on_signal, kill_s_max=kill_s_max)
         return await stop(running.process, grace_s=grace_s, stop_argv=stop_argv, on_signal=on_signal)
 
     async def _gone(
@@ -658,6 +666,16 @@ class HostCrew:
             cause, why, code = ending.cause, ending.summary, signal_code
         return await self._gone(running, outcome, cause, running.process.log.masked(why), code)  # it may quote an answer
 
+    def hurry(self) -> None:
+        """greenroom is to end: from now on a container runtime that hangs is waited for in seconds.
+
+        What it then does not end is ended by the watcher, and looked for at the next start.
+        """
+        self._hurried = True
+        for running in self.running.values():
+            if isinstance(running.process, Contained):
+                running.process.hurried = True
+
     async def end_all(self) -> None:
         """Shutdown: every engine that still runs is ended at once, and one that is just being spawned as soon as it is there."""
         attempts = list(self._attempts.values())
@@ -713,6 +731,8 @@ class HostCrew:
         self._phases_of(running)
         running.gone.set()
         self._ports.discard(running.port)
+        if running.launch.box is not None:
+            self._docks.over(running.launch.box.name)
         if self.running.get(running.model) is running:
             del self.running[running.model]
 
