@@ -139,7 +139,7 @@ async def test_a_hot_request_is_answered_before_ask_returns(door: Door) -> None:
 
 async def test_a_page_file_is_served_and_is_no_use_of_the_model(door: Door) -> None:
     """The scheduler hears nothing of it; once the engine has gone there is none, and one that breaks off is told."""
-    visit, waiter = await a_hot_visit(door)
+    visit, _waiter = await a_hot_visit(door)
     visit.finish(Outcome.OK, 200, 10, 0.1)
     events, idle_at = heard(door), door.shell.scheduler._stage.entries["a"].instance.idle_at
     file, taker = FakeWaiter(), FakeWaiter()

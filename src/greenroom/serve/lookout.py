@@ -66,9 +66,7 @@ class Lookout:
         self.boot_id = uuid.uuid4().hex
         shell = self._shell
         self._ribbon = Ribbon(lambda: shell.scheduler, shell.clock, self._capacities)
-        self._advisor = Advisor(
-            ledger_path, self._commands, self._spawn, contexts=self._contexts, secrets=self._secrets
-        )
+        self._advisor = Advisor(ledger_path, self._commands, self._spawn, contexts=self._contexts, secrets=self._secrets)
         self._run: int | None = None
         self._is_earlier_read = False
 
