@@ -23,7 +23,7 @@ import uvloop
 from bench.harness import free_port, median, print_table, process, workplace
 from greenroom.store.facts import Reference, Stored
 from greenroom.store.library import Library
-from greenroom.store.pull import Puller
+from greenroom.store.pull import Options, Puller
 from greenroom.store.push import Pusher, loose
 from greenroom.store.references import parse
 
@@ -100,7 +100,7 @@ async def pushed(work: Path, stored: Stored, reference: Reference) -> None:
 
 
 async def pulled(work: Path, reference: Reference) -> None:
-    await Puller(Library(work / "store")).pull(reference)
+    await Puller(Library(work / "store"), Options(alone=True)).pull(reference)
 
 
 def timed(command: Sequence[str], store: Path | None = None) -> float:

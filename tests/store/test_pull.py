@@ -87,10 +87,11 @@ async def test_a_digest_in_the_reference_is_held_to(fake: Fake, library: Library
         await Puller(library).pull(named_in(fake, rest=f"@{wrong}"))
 
 
-async def test_a_connection_cut_at_70_percent_costs_little(fake: Fake, library: Library) -> None:
+@pytest.mark.parametrize("alone", [True, False])
+async def test_a_connection_cut_at_70_percent_costs_little(fake: Fake, library: Library, alone: bool) -> None:
     """What came before the cut is not fetched again, but for what was still on its way."""
     fake.cut_at = int(len(BIG) * 0.7)
-    stored = await Puller(library).pull(named_in(fake, "big"))
+    stored = await Puller(library, Options(alone=alone)).pull(named_in(fake, "big"))
 
     assert stored.entry.read_bytes() == BIG
     assert fake.sent - len(BIG) <= 0.35 * 0.7 * len(BIG)

@@ -122,6 +122,7 @@ def options_of(words: dict[str, Any]) -> Options:
         tls_verify=words["tls_verify"],
         tls_ca=words["tls_ca"],
         allowed=tuple(words["allow_host"]),
+        alone=True,
     )
     return options.from_environment()
 

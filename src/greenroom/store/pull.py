@@ -53,6 +53,7 @@ class Options:
     policy: Policy = field(default_factory=Policy)
     files: bool = True  # file:// references are taken in
     streams: int = STREAMS_MAX
+    alone: bool = False  # nothing else runs in this event loop, so that writing may block it: faster
 
     def from_environment(self, env: Mapping[str, str] = os.environ) -> Options:
         """The same, with what GREENROOM_OFFLINE, GREENROOM_MIRRORS and GREENROOM_ALLOW_HOSTS add.  Raises StoreError."""
@@ -155,7 +156,7 @@ class Puller:
         room -= sum(pulling.fetched_by_others(item.file, item.key) for item in wanted)
         self.library.need_room(max(0, room))
         meter.at("fetching")
-        await Transfer(pulling, meter, self.options.streams).run(wanted)
+        await Transfer(pulling, meter, self.options.streams, self.options.alone).run(wanted)
 
     async def _adopted(self, reference: Reference, tell: Tell) -> Stored:
         if not self.options.files:

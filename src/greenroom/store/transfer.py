@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 STREAMS_MAX = 4  # connections of one pull
 RAMP_S = 0.25  # between the first connection to a blob and the next one
-FAST_BYTES_S = 200e6  # at which it is this machine that limits, and more connections only take its CPUs from each other
+FAST_BYTES_S = 100e6  # at which it is this machine that limits, and more connections only take its CPUs from each other
 BLOBS_AT_ONCE_MAX = 8
 SEGMENTS_WANTED = 8  # requests for a blob, where that gives stretches of a sensible length
 SEGMENT_BYTES_MIN = 16 << 20
@@ -67,6 +67,7 @@ class Transfer:
     shelf: Shelf
     meter: Meter
     streams: int = STREAMS_MAX
+    writes_here: bool = False  # the event loop has nothing else to do: writing in it spares two changes of threads for each batch
     ramp_s: float = RAMP_S
     backoff_s: float = BACKOFF_S
     slots: asyncio.Semaphore = field(init=False)
@@ -333,6 +334,10 @@ class _Writer:
         """Raises what an earlier write failed with."""
         self._held.append(piece)
         self._bytes += len(piece)
+        if self._filling.transfer.writes_here:
+            if self._bytes >= BATCH_BYTES_MIN:
+                _write(self._filler, self._take())
+            return
         if self._writing is not None and self._bytes >= BATCH_BYTES_MAX:
             await asyncio.shield(self._writing)
         if self._writing is not None and self._writing.done():
@@ -352,7 +357,10 @@ class _Writer:
     async def closed(self) -> None:
         if self._writing is not None:
             await self._writing
-        await self._filling.transfer.thread(_write_last, self._filler, self._take())
+        if self._filling.transfer.writes_here:
+            _write_last(self._filler, self._take())
+        else:
+            await self._filling.transfer.thread(_write_last, self._filler, self._take())
 
     def _take(self) -> list[memoryview]:
         taken, self._held, self._bytes = self._held, [], 0
