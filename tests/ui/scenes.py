@@ -134,6 +134,57 @@ def turns(now: float) -> Json:
     return status(models, now=now, queue=queue, advice={"headline": headline, "count": 2})
 
 
+def fetch(reference: str, stage: str = "fetching", done: float = 0.0, total: float | None = None, **more: Any) -> Json:
+    """GiB of files on their way."""
+    known: Json = {"bytes_per_s": None, "eta_s": None, "waiting": 0, "since_s": 6.2, **more}
+    return {
+        "reference": reference, "stage": stage, "done_bytes": round(done * G**3), "total_bytes": None if total is None else round(total * G**3), **known,
+    }  # fmt: skip
+
+
+def absent(id: str, reference: str, coming: Json | None = None, **more: Any) -> Json:
+    """A model whose files are not on this host yet."""
+    total = coming and coming["total_bytes"]
+    progress = coming and {"phase": "fetching", "fraction": coming["done_bytes"] / total if total else None}
+    known: Json = {
+        "need": 0.0,
+        "engine": "llama_server",
+        "reference": reference,
+        "absent": True,
+        "fetch": coming,
+        "progress": progress,
+        "starts": 0,
+    }
+    return {**model(id, **{**known, **more}), "need_mib": None, "up_s": None, "eta_s": None}
+
+
+def peer(id: str, proxy: str, models: list[str], **more: Any) -> Json:
+    return {
+        "id": id, "proxy": proxy, "healthy": True, "circuit": "closed", "since_s": 10_800.0, "last_error": "", "last_error_s": None, "models": models,
+        "models_unwell": [], "priority": 0, "weight": 1, "overflow": False, "prefer": False, "in_flight": 0, "requests": 0, "failures": 0, "outcomes": {}, **more,
+    }  # fmt: skip
+
+
+PEERS = [
+    peer("big-box", "https://10.0.0.5:8443", ["llama-70b", "org/model-a"], in_flight=2, requests=1412, failures=3, last_error="it answered 503", last_error_s=4100.0),
+    peer("hosted", "https://gateway.example.org", ["llama-70b", "qwen3-235b", "mistral-l", "glm-4.6", "kimi-k2", "gpt-oss-120b"], requests=88),
+    peer("attic", "http://10.0.0.9:8080", ["whisper-l"], healthy=False, circuit="open", since_s=95.0, requests=7, failures=5, last_error="no connection within 5 s", last_error_s=3.0),
+]  # fmt: skip
+
+
+def far(now: float) -> Json:
+    """As `turns`; three models are not on this host yet, and three other servers are asked too."""
+    told = turns(now)
+    told["models"][-1:] = [
+        absent("gemma-12b", "oci://models.example/team/gemma:12b-q4", fetch("oci://models.example/team/gemma:12b-q4", "fetching", 2.45, 7.2, bytes_per_s=412_000_000, eta_s=12.4, waiting=3)),
+        absent("phi-4", "hf://microsoft/phi-4-gguf:Q4_K_M", fetch("hf://microsoft/phi-4-gguf:Q4_K_M", "queued", since_s=1.0)),
+        absent("olmo-7b", "hf://allenai/OLMo-2-7B-GGUF:Q4_K_M"),
+        told["models"][-1],
+    ]  # fmt: skip
+    told["models"][0]["reference"] = "hf://org/chat-8b-gguf:Q8_0"
+    return {**told, "peers": [dict(one) for one in PEERS]}
+
+
 def crowd(now: float, count: int = 200, resident_count: int = 0) -> Json:
     """Many models; with `resident_count` so many of them up, on two devices."""
     families = ("atlas", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "isle", "juniper", "kite", "larch")
@@ -168,6 +219,11 @@ def hostile(now: float) -> Json:
 
     told["models"][-1]["last_error"] = "<script>alert(2)</script>\u202e" + "x" * 300
     told["models"][5]["note"] = "<b onclick=alert(3)>note</b>"
+    reference = f"hf://{HOSTILE[0]}/{'y' * 200}:Q4"
+    told["models"].append(absent("<i>late</i>" + "z" * 90, reference, fetch(reference, "<b>stage</b>", 1, 3, waiting=1, eta_s=1.0)))
+    told["peers"] = [
+        peer(HOSTILE[1], f"https://{'h' * 200}.example", list(HOSTILE), healthy=False, last_error="<script>alert(4)</script>" + "e" * 300)
+    ]
     return dict(renamed(told))
 
 
@@ -320,6 +376,17 @@ def advice(now: float, outgrown: bool = False) -> Json:
 
 def details(now: float, entry: Json) -> Json:
     """GET /api/models/{id}."""
+    if entry.get("absent"):
+        return {
+            **entry,
+            "priority": "interactive",
+            "estimate": "",
+            "missing": "",
+            "requests": {},
+            "starts": [],
+            "footprint": {"n": 0},
+            "day": [],
+        }
     names = ("spawn", "listen", "weights", "compile", "graphs", "first_answer")
     phases = [
         (100, "wake", (0, 0.1, 2.4, 0, 0, 0.4)),
@@ -355,6 +422,13 @@ def why(now: float, id: str) -> list[Json]:
     ]
     lines: list[Json] = [{"at": now - ago, "text": text, "cause": "", "refs": []} for ago, text in told]
     return [*lines, {"at": now, "text": "Waiting for agent-32b to drain, then 3.1 s to sleep and 2.9 s to wake.", "now": True}]
+
+
+def why_absent(now: float, entry: Json) -> list[Json]:
+    """What is told of a model whose files are not here."""
+    if not entry["fetch"]:
+        return []
+    return [{"at": now - entry["fetch"]["since_s"], "text": f"fetching {entry['reference']}", "cause": "fetching", "refs": []}]
 
 
 def events(now: float) -> list[Json]:

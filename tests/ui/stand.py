@@ -188,7 +188,10 @@ class Stand:
         return web.json_response(entry if self.older else scenes.details(self.tick(), entry))
 
     async def _why(self, request: web.Request) -> web.Response:
-        story = scenes.why(self.tick(), request.match_info["id"])
+        entry = self.entry(request.match_info["id"])
+        if entry.get("absent"):
+            return web.json_response(scenes.why_absent(self.tick(), entry))
+        story = scenes.why(self.tick(), entry["id"])
         return web.json_response(
             {"model": request.match_info["id"], "state": "ready", "story": story[:-1], "sleep_off": ""} if self.older else story
         )

@@ -13,8 +13,9 @@ const SAID_MS = 20_000; // how long a refusal stays beside its button
 const pending = new Map(); // model -> verb under way
 const said = new Map(); // model -> {text, isBad}
 
-export const VERBS = {load: 'Load', wake: 'Wake', sleep: 'Sleep', unload: 'Unload', pin: 'Pin', unpin: 'Unpin'};
-const ASKED = {load: 'loading', wake: 'waking', sleep: 'going to sleep', unload: 'unloading', pin: 'pinning', unpin: 'unpinning'};
+export const VERBS = {load: 'Load', wake: 'Wake', sleep: 'Sleep', unload: 'Unload', pin: 'Pin', unpin: 'Unpin', fetch: 'Fetch now', stop: 'Stop fetching'};
+const ROUTES = {fetch: 'load', stop: 'unload'}; // of verbs that the server knows under another name
+const ASKED = {load: 'loading', wake: 'waking', sleep: 'going to sleep', unload: 'unloading', pin: 'pinning', unpin: 'unpinning', fetch: 'fetching', stop: 'no more fetching'};
 
 /** A button for a model. */
 export function button(m, verb, cls = 'quiet') {
@@ -28,6 +29,7 @@ export function button(m, verb, cls = 'quiet') {
 
 /** What makes sense in a model's state, the likeliest first. */
 export function verbsFor(m) {
+  if (m.absent) return [m.fetch ? 'stop' : 'fetch'];
   if (m.state === 'stopped' || m.state === 'failed') return ['load'];
   if (m.state === 'asleep') return ['wake', 'unload'];
   if (m.state === 'ready' && m.levels.length) return ['sleep', 'unload'];
@@ -53,6 +55,7 @@ function want(id, verb) {
 function isMoot(id, verb) {
   const m = store.picture?.byId.get(id);
   if (!m) return `${id} is not in the configuration any more.`;
+  if (verb === 'stop' && !m.fetch) return m.absent ? `The fetch of ${id} has ended.` : `${id} is here already.`;
   if (verb === 'sleep' && m.state === 'asleep') return `${id} is asleep already.`;
   if (verb === 'unload' && (m.state === 'stopped' || m.state === 'failed')) return `${id} is not loaded any more.`;
   if ((verb === 'load' || verb === 'wake') && m.state === 'ready') return `${id} is ready already.`;
@@ -66,7 +69,7 @@ export async function send(id, verb, query = '') {
   put();
   let word;
   try {
-    const response = await call(path(id, `/${verb}${query}`), {method: 'POST'});
+    const response = await call(path(id, `/${ROUTES[verb] || verb}${query}`), {method: 'POST'});
     const answer = await response.json();
     word = {text: answer.message || `${ASKED[verb]} ${id}`, isBad: false};
   } catch (error) {
@@ -92,6 +95,7 @@ const questions = {
   unload: id => leaving(id, 'unload'),
   load: id => arriving(id, 'load'),
   wake: id => arriving(id, 'wake'),
+  stop: id => abandoning(id),
 };
 
 function leaving(id, verb) {
@@ -113,6 +117,17 @@ function leaving(id, verb) {
     return [...cut, [busy ? `${VERBS[verb]} when they finish` : VERBS[verb], 'go', () => send(id, verb)]];
   };
   return {title, body, choices};
+}
+
+/** Only where somebody waits for it: what has come is kept. */
+function abandoning(id) {
+  const waiting = () => store.picture?.byId.get(id)?.fetch?.waiting || 0;
+  if (!waiting()) return null;
+  return {
+    title: `Stop fetching ${id}?`,
+    body: () => [`${many(waiting(), 'request')} ${waiting() === 1 ? 'waits' : 'wait'} for it and will be refused.`, 'What has come is kept: the next fetch goes on from there.'],
+    choices: () => [[waiting() ? `Stop and refuse ${many(waiting(), 'request')}` : 'Stop fetching', 'risk', () => send(id, 'stop')]],
+  };
 }
 
 function arriving(id, verb) {

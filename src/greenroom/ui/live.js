@@ -17,6 +17,7 @@ const QUIET_MS = 5000; // ... and while nothing does
 const GAP_MS = 250; // between two reads, however many events come
 const HIDDEN_S = 60;
 const STORY_MS = 2000;
+const ANNOUNCED = new Set(['ready', 'asleep', 'failed', 'fetched', 'fetch_failed', 'fetch_stopped']);
 
 let stream = null; // AbortController of the open stream
 let failures = 0;
@@ -135,7 +136,7 @@ function take(event) {
   }
   if (message.id != null && store.events.some(one => one.id === message.id)) return;
   if (message.text && message.kind !== 'dropped') store.events = [message, ...store.events].slice(0, EVENTS_KEPT);
-  if (['ready', 'asleep', 'failed'].includes(message.kind)) announce(`${message.model}: ${message.text}`);
+  if (ANNOUNCED.has(message.kind)) announce(`${message.model}: ${message.text}`);
   if (message.model && store.stories[message.model]) readStory(message.model);
   refresh();
   soonTimeline();

@@ -15,11 +15,13 @@ export function look(status, before, at = 0) {
   const byId = new Map(models.map(one => [one.id, one]));
   for (const one of devices) one.pieces = pieces(one, models);
   const queue = waiting(status, byId);
+  const late = models.filter(one => one.fetch?.waiting);
   return {
-    devices, models, byId, hasCard, queue, ids,
+    devices, models, byId, hasCard, queue, ids, late,
     cards: hasCard ? devices.filter(one => !one.isRam) : devices,
     ram: hasCard ? devices.find(one => one.isRam) || null : null,
-    waiting: status.queue?.length ?? sum(models.map(one => one.queued)),
+    peers: (status.peers || []).map(one => peer(one, one.heard ? (at - one.heard) / 1000 : 0)),
+    waiting: (status.queue?.length ?? sum(models.map(one => one.queued))) + sum(late.map(one => one.fetch.waiting)),
     headline: status.advice?.headline || null,
     adviceCount: status.advice?.count ?? null,
     thrash: status.thrash || [],
@@ -32,8 +34,19 @@ function device(one) {
   return {...one, isRam: one.kind === 'ram' || one.id === 'ram', outside_mib: one.outside_mib || 0, headroom_mib: one.headroom_mib || 0};
 }
 
+function peer(one, age) {
+  return {...one, since_s: one.since_s == null ? null : one.since_s + age, last_error_s: one.last_error_s == null ? null : one.last_error_s + age};
+}
+
+/** How far the files are; `share` null: not known how much there is. */
+function fetchOf(fetch, age) {
+  if (!fetch) return null;
+  const share = fetch.total_bytes ? Math.max(0, Math.min(1, fetch.done_bytes / fetch.total_bytes)) : null;
+  return {...fetch, share, waiting: fetch.waiting || 0, eta_s: fetch.eta_s == null ? null : Math.max(0, fetch.eta_s - age), since_s: fetch.since_s == null ? null : fetch.since_s + age};
+}
+
 function model(raw, old, hasCard, age) {
-  const still = !raw.instances?.length && !raw.queued && !raw.backoff_s;
+  const still = !raw.instances?.length && !raw.queued && !raw.backoff_s && !raw.fetch;
   if (still && old?.raw === raw) return old;
   const signature = still ? JSON.stringify({...raw, heard: 0}) : '';
   if (still && old?.signature === signature) return old;
@@ -46,6 +59,7 @@ function model(raw, old, hasCard, age) {
   const onRam = devices.includes('ram');
   return {
     id: raw.id, raw, signature, hue: hueOf(raw.id), state: raw.state, level, pinned: !!raw.pinned,
+    reference: raw.reference || '', absent: !!raw.absent, fetch: fetchOf(raw.fetch, age), face: raw.fetch ? 'fetching' : raw.absent ? 'absent' : raw.state,
     engine: raw.engine || '', aliases: raw.aliases || [], instances, devices,
     queued: raw.queued || 0, oldest_s: older(raw.oldest_s), eta_s: sooner(raw.eta_s),
     inFlight: sum(instances.map(one => one.in_flight)),
@@ -64,6 +78,7 @@ function model(raw, old, hasCard, age) {
 function noteOf(raw, first) {
   const gate = first?.gated_for ?? raw.gated_for;
   if (gate) return `gated: ${gate} is next`;
+  if (raw.absent || raw.fetch) return ''; // its state says it all
   const progress = fresher(first?.progress || raw.progress, raw.state);
   if (progress) return [progress.phase, progress.fraction == null ? '' : `${Math.round(progress.fraction * 100)} %`].filter(Boolean).join(' ');
   if (raw.note) return raw.note;

@@ -58,7 +58,7 @@ function content(page, at) {
   if (page === 'play') return play(store.picture, at);
   if (!may('view')) return denied();
   if (!store.picture) return store.link === 'error' ? failing() : loading();
-  if (!store.picture.models.length) return empty(store.picture);
+  if (!store.picture.models.length && !store.picture.peers.length) return empty(store.picture);
   return VIEWS[page](store.picture, at);
 }
 

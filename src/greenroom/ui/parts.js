@@ -1,13 +1,13 @@
 /* Small pieces that several pages share. */
 
 import {h} from './paint.js';
-import {WORD, many, sec} from './words.js';
+import {WORD, many, percent, sec} from './words.js';
 import {modelHref, ui} from './store.js';
 
 export const glyph = (name, extra = '') => h('svg', {class: `g ${extra}`, 'aria-hidden': 'true'}, h('use', {href: `#g-${name}`}));
 
 export function stateOf(m) {
-  return h('span', {class: `st s-${m.state}`}, glyph(m.state), WORD[m.state] || m.state,
+  return h('span', {class: `st s-${m.face}`}, glyph(m.face), WORD[m.face] || m.face, m.fetch?.share != null ? ` ${percent(m.fetch.share)}` : '',
     m.state === 'asleep' && m.level ? ` · level ${m.level}` : '', m.state === 'failed' && m.retry_s ? ` · again in ${sec(Math.ceil(m.retry_s))}` : '');
 }
 

@@ -21,14 +21,16 @@ export async function readState(signal) {
 export function changed(message) {
   const heard = performance.now();
   if (message.now) setClock(message.now);
-  const tagged = (message.models || []).map(one => ({...one, heard}));
+  const tag = list => (list || []).map(one => ({...one, heard}));
+  const tagged = tag(message.models);
   if (message.kind === 'snapshot' || !raw) {
-    raw = {...message, models: tagged};
+    raw = {...message, models: tagged, peers: tag(message.peers)};
   } else {
     const gone = new Set(message.removed || []);
     raw = {
       ...raw, ...pick(message, ['now', 'uptime_s', 'queue', 'advice', 'thrash']),
       devices: merged(raw.devices, message.devices || []), models: merged(raw.models.filter(one => !gone.has(one.id)), tagged),
+      peers: message.peers ? tag(message.peers) : raw.peers,
     };
   }
   const isAnother = message.boot_id ? boot !== null && boot !== message.boot_id : (message.uptime_s ?? uptime_s) < uptime_s - 1;
@@ -46,7 +48,7 @@ export function show() {
   put({picture});
 }
 
-export const isBusy = () => !!store.picture?.models.some(one => one.queued || one.inFlight || one.leaving || one.state === 'starting' || one.state === 'waking');
+export const isBusy = () => !!store.picture?.models.some(one => one.fetch || one.queued || one.inFlight || one.leaving || one.state === 'starting' || one.state === 'waking');
 
 const pick = (from, names) => Object.fromEntries(names.filter(name => name in from).map(name => [name, from[name]]));
 

@@ -50,6 +50,12 @@ export function pictureAge() {
 export const may = scope => !store.me?.scopes || store.me.scopes.includes(scope);
 export const isAway = () => store.link !== 'live';
 
+/** Why the last fetch of a model came to nothing; '' = it did not, or that is long ago. */
+export function fetchFault(id) {
+  const last = store.events.find(one => one.model === id && /^fetch/.test(one.kind));
+  return last?.kind === 'fetch_failed' ? last.text : '';
+}
+
 /** Why buttons do not work now; '' = they do. */
 export function lockedBecause() {
   if (store.link === 'lost' || store.link === 'error') return 'No connection: buttons wait';

@@ -2,7 +2,7 @@
 
 export const WORD = {
   ready: 'ready', draining: 'draining', going_to_sleep: 'going to sleep', asleep: 'asleep', waking: 'waking',
-  starting: 'starting', stopping: 'stopping', stopped: 'stopped', failed: 'failed',
+  starting: 'starting', stopping: 'stopping', stopped: 'stopped', failed: 'failed', fetching: 'fetching', absent: 'not here yet',
 };
 export const CAUSES = ['queue', 'gate', 'load or wake', 'first token', 'generation'];
 export const PHASES = ['spawn', 'listen', 'weights', 'compile', 'graphs', 'first answer'];
@@ -13,6 +13,13 @@ export function gib(mib) {
   if (mib == null) return '–';
   const value = mib / 1024;
   return value >= 100 ? value.toFixed(0) : value < 0.05 ? '0' : value.toFixed(1);
+}
+
+/** A size on a disk or a line, with its unit. */
+export function bytes(n) {
+  const mib = n / 2 ** 20;
+  if (mib >= 1024) return `${gib(mib)}${NBSP}GiB`;
+  return `${mib >= 10 ? Math.round(mib) : mib.toFixed(1)}${NBSP}MiB`;
 }
 
 export function sec(s) {

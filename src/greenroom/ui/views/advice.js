@@ -98,8 +98,10 @@ function happening(one) {
 
 function turns(one, seen) {
   const pair = one.pair || [];
-  const lost = (one.switching_s_h || 0) + (one.draining_s_h || 0);
-  const figures = [[one.swaps_h == null ? null : Math.round(one.swaps_h), 'swaps an hour'], [lost ? sec(lost) : null, 'lost each hour'],
+  const isRate = one.swaps_h != null; // else too short a time was seen for figures per hour
+  const lost = isRate ? (one.switching_s_h || 0) + (one.draining_s_h || 0) : (one.switching_s || 0) + (one.draining_s || 0);
+  const swaps = isRate ? Math.round(one.swaps_h) : one.swaps;
+  const figures = [[swaps, isRate ? 'swaps an hour' : `swaps in ${sec(one.seconds)}`], [lost ? sec(lost) : null, isRate ? 'lost each hour' : 'lost in that time'],
     [one.slow == null ? null : `${one.slow} of ${one.slow_total}`, 'slow requests came after the other'], [one.short_mib ? `${gib(one.short_mib)} GiB` : null, 'missing to hold both']];
   const best = (one.fixes || []).find(each => each.suggested) || (one.fixes || [])[0];
   return card(`thrash\n${pair.join('\n')}`, 'Thrash', one.since ? `since ${moment(one.since, serverNow())}` : '',
@@ -109,7 +111,7 @@ function turns(one, seen) {
 }
 
 const fixes = list => h('div', {class: 'fix'}, list.map(one => [
-  one.suggested ? h('b', {}, one.text) : h('span', {}, one.text), h('span', {class: 'mut'}, one.effect || ''), h('span', {class: 'n'}, one.swaps_h == null ? '' : `${Math.round(one.swaps_h)} swaps/h`),
+  one.suggested ? h('b', {}, one.text) : h('span', {}, one.text), h('span', {class: 'mut'}, one.effect || ''), h('span', {class: 'n'}, one.swaps_h != null ? `${Math.round(one.swaps_h)} swaps/h` : one.swaps != null ? many(one.swaps, 'swap') : ''),
   h('b', {class: 'ok'}, one.suggested ? 'suggested' : '')]));
 
 function change(fix, seen) {

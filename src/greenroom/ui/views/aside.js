@@ -6,6 +6,7 @@ import {h} from '../paint.js';
 import {glyph, nameOf, select, storyOf} from '../parts.js';
 import {pictureAge, put, serverNow, store, ui} from '../store.js';
 import {about, ended, moment, sec} from '../words.js';
+import {entry as filesEntry} from './files.js';
 
 const WAITERS_MAX = 4;
 const EVENTS_SHOWN = 9;
@@ -17,7 +18,7 @@ export function aside(picture) {
 
 function queue(picture) {
   return h('section', {class: 'q', key: 'queue'}, h('header', {}, h('h2', {}, 'Queue'), h('small', {}, picture.waiting ? `${picture.waiting} waiting` : 'empty')),
-    picture.queue.length ? picture.queue.map(entry) : h('p', {class: 'mut'}, 'Everyone is served at once.'));
+    picture.queue.length || picture.late.length ? [picture.queue.map(entry), picture.late.map(filesEntry)] : h('p', {class: 'mut'}, 'Everyone is served at once.'));
 }
 
 function entry(one) {
@@ -67,7 +68,7 @@ function why(picture) {
   if (!known.length) return null;
   const id = known.includes(ui.explain) ? ui.explain : known[0];
   const m = picture.byId.get(id);
-  ensureStory(id, !!m.queued || m.inFlight > 0 || m.leaving || m.state === 'starting' || m.state === 'waking');
+  ensureStory(id, !!m.queued || m.inFlight > 0 || m.leaving || !!m.fetch || m.state === 'starting' || m.state === 'waking');
   return h('section', {key: 'why'}, h('header', {}, h('h2', {}, 'Why'), select('Model to explain', known.map(one => [one, one]), id, value => {
     ui.explain = value;
     readStory(value);

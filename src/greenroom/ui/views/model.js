@@ -6,9 +6,10 @@ import {closeLog} from '../follow.js';
 import {ensureStory} from '../live.js';
 import {h} from '../paint.js';
 import {blank, legend, meter, nameOf, rateOf, stack, stateOf, storyOf, unavailable} from '../parts.js';
-import {onChange, put, route, serverNow, store} from '../store.js';
+import {fetchFault, onChange, put, route, serverNow, store} from '../store.js';
 import {PHASES, gib, many, moment, sec, sum} from '../words.js';
 import {day} from './day.js';
+import {files} from './files.js';
 import {log} from './log.js';
 
 const AGAIN_MS = 4000;
@@ -21,9 +22,9 @@ export function model(picture, {id}) {
   const m = picture.byId.get(id);
   if (!m) return unknown(picture, id);
   ensureDetails(m);
-  ensureStory(m.id, !!m.queued || m.inFlight > 0 || m.leaving || m.state === 'starting' || m.state === 'waking');
+  ensureStory(m.id, !!m.queued || m.inFlight > 0 || m.leaving || !!m.fetch || m.state === 'starting' || m.state === 'waking');
   const more = details.id === m.id ? details.value : null;
-  return h('div', {class: 'pad'}, top(m), facts(m, more), wordFor(m.id),
+  return h('div', {class: 'pad'}, top(m), facts(m, more), wordFor(m.id), files(m, fetchFault(m.id)),
     m.error ? h('p', {class: 'bad said'}, m.error) : null, m.blocked && m.blocked !== m.error ? h('p', {class: 'warn said'}, m.blocked) : null,
     more?.missing ? h('p', {class: 'bad said'}, more.missing) : null,
     h('div', {class: 'two'}, starts(m, more), footprint(m, more),
@@ -59,6 +60,7 @@ function unknown(picture, id) {
 }
 
 function top(m) {
+  if (m.absent) return h('div', {class: 'head'}, h('h1', {}, h('bdi', {}, m.id)), stateOf(m), h('div', {class: 'acts'}, m.fetch ? button(m, 'stop', 'risk') : button(m, 'fetch', 'go')));
   const verb = m.state === 'stopped' || m.state === 'failed' ? ['load', 'go'] : m.state === 'asleep' ? ['wake', 'go'] : m.state === 'ready' && m.levels.length ? ['sleep', ''] : null;
   return h('div', {class: 'head'}, h('h1', {}, h('bdi', {}, m.id)), stateOf(m), m.note ? h('span', {class: 'mut'}, m.note) : null,
     h('div', {class: 'acts'}, button(m, m.pinned ? 'unpin' : 'pin', ''), verb ? button(m, ...verb) : null,
@@ -68,7 +70,8 @@ function top(m) {
 function facts(m, more) {
   const instance = m.instances[0];
   const asked = more?.requests ? sum(Object.values(more.requests)) : null;
-  const list = [['engine', m.engine], ['device', m.devices.join(', ') || 'none'], ['running', m.parallel ?? more?.parallel ? `${m.inFlight} of ${m.parallel ?? more.parallel}` : m.inFlight], ['waiting', m.queued],
+  const running = m.parallel ?? more?.parallel ? `${m.inFlight} of ${m.parallel ?? more.parallel}` : m.inFlight;
+  const list = [['from', m.reference], ['engine', m.engine], ['device', m.absent ? '' : m.devices.join(', ') || 'none'], ['running', m.absent ? '' : running], ['waiting', m.queued + (m.fetch?.waiting || 0)],
     ['speed', rateOf(m)], ['requests', asked], ['starts', m.raw.starts], ['wakes', m.raw.wakes || ''], ['made to leave', m.raw.evictions || ''],
     ['priority', more?.priority], ['stops after', m.raw.ttl_s ? sec(m.raw.ttl_s) : ''], ['sleeps after', m.raw.sleep_after_s ? sec(m.raw.sleep_after_s) : ''],
     ['aliases', m.aliases.join(', ')], ['port', instance?.port], ['pid', instance?.pid]];
@@ -95,6 +98,7 @@ function costs(m) {
 }
 
 function footprint(m, more) {
+  if (m.absent) return h('section', {key: 'footprint'}, h('h2', {}, 'Footprint'), h('p', {class: 'mut'}, 'Its files tell what it needs, once they are here.'));
   const told = more?.footprint;
   const held = m.state === 'asleep' ? m.need_mib : m.instances[0]?.reserved_mib ?? m.need_mib;
   const list = told ? FOOTPRINTS.filter(([key]) => told[key] != null).map(([key, text, cls]) => [key === 'measured' && told.n ? `${text}, ${many(told.n, 'start')}` : text, told[key], cls, told.used === key])

@@ -7,6 +7,7 @@ import {choice, select} from '../parts.js';
 import {bodies, chat, ROUTES} from '../playground.js';
 import {may, put, setQuery, store, ui} from '../store.js';
 import {about, many} from '../words.js';
+import {arrival} from './files.js';
 import {chatBox, embedBox, rerankBox} from './play_boxes.js';
 
 const KINDS = [['chat', 'chat'], ['embed', 'embed'], ['rerank', 'rerank']];
@@ -18,7 +19,7 @@ let listedFor; // ... and for whom that was asked
 
 export function play(picture, {query}) {
   const kind = BOXES[query.get('kind')] ? query.get('kind') : 'chat';
-  const names = picture ? picture.models.map(one => one.id) : namesAlone();
+  const names = picture ? [...picture.models.map(one => one.id), ...elsewhere(picture)] : namesAlone();
   if (!names.length) return h('div', {class: 'pad'}, h('h1', {}, 'Playground'), h('p', {class: 'mut'}, listed === undefined && !picture ? 'Reading…' : 'No model can be called with this key.'));
   const asked = query.get('model');
   const model = names.includes(asked) ? asked : likely(names, kind);
@@ -26,8 +27,14 @@ export function play(picture, {query}) {
     h('div', {class: 'tools'}, choice('Kind', KINDS, kind, value => setQuery('kind', value === 'chat' ? '' : value))),
     h('div', {class: 'play'}, h('div', {},
       h('label', {}, 'Model', select('Model', names.map(one => [one, one]), model, value => setQuery('model', value))),
-      kind === 'chat' ? knobs() : null, h('p', {class: 'mut expect'}, may('inference') ? expectation(picture?.byId.get(model)) : 'Your key may look, not call models: this would be refused.')),
+      kind === 'chat' ? knobs() : null, h('p', {class: 'mut expect'}, may('inference') ? expectation(picture?.byId.get(model), picture, model) : 'Your key may look, not call models: this would be refused.')),
     h('div', {}, BOXES[kind](model), request(kind, model))));
+}
+
+/** Models that only peers have, under the names by which this server passes requests on. */
+function elsewhere(picture) {
+  const here = new Set(picture.models.flatMap(one => [one.id, ...one.aliases]));
+  return [...new Set(picture.peers.flatMap(one => one.models || []))].filter(name => !here.has(name));
 }
 
 function namesAlone() {
@@ -60,13 +67,20 @@ function knobs() {
 }
 
 /** What will happen when the request is sent. */
-function expectation(m) {
-  if (!m) return 'This counts as a request of your key.';
+function expectation(m, picture, name) {
+  if (!m) return `${passedOn(picture?.peers.filter(one => one.models?.includes(name)) || [])}This counts as a request of your key.`;
+  if (m.absent) return `Its files are not on this host: ${m.fetch ? `${arrival(m)}. This waits for them` : 'sending this fetches them first, and waits'}; then it starts like any other.`;
   const wait = about(m.eta_s ?? (m.state === 'asleep' ? m.wake_s : m.cold_s));
   if (m.blocked) return `It cannot start as things are: ${m.blocked}.`;
   if (m.state === 'ready') return m.queued ? `Busy: ${many(m.queued, 'request')} wait before yours.` : 'Ready. It answers at once.';
   const now = m.state === 'asleep' ? 'is asleep' : m.state === 'stopped' || m.state === 'failed' ? 'is not loaded' : 'is on its way';
   return `${m.id} ${now}; a first answer takes ${wait || 'a while'} now. Sending this puts it in the queue like any other client, and others may have to make room.`;
+}
+
+function passedOn(having) {
+  if (!having.length) return '';
+  const well = having.filter(one => one.healthy);
+  return well.length ? `Another server answers: ${well.map(one => one.id).join(' or ')}. ` : `Only ${having.map(one => one.id).join(' and ')} ${having.length === 1 ? 'has it, and does' : 'have it, and do'} not answer now. `;
 }
 
 function request(kind, model) {

@@ -4,10 +4,12 @@ import {buttons, wordFor} from '../acts.js';
 import {device} from '../bar.js';
 import {h, lazy} from '../paint.js';
 import {cell, cols, glyph, head, isFound, nameOf, pinMark, pips, rateOf, stateOf, unavailable} from '../parts.js';
-import {lockedBecause, modelHref, store, ui} from '../store.js';
+import {fetchFault, lockedBecause, modelHref, store, ui} from '../store.js';
 import {spanOf, timeline} from '../timeline.js';
 import {about, ended, families, gib, many, sec} from '../words.js';
 import {aside} from './aside.js';
+import {arrival} from './files.js';
+import {peers, summary} from './peers.js';
 
 const TILES_MAX = 24; // more models at home are folded by family
 
@@ -18,7 +20,7 @@ export function stage(picture) {
   return [
     sentence(picture, on, green, home),
     h('div', {class: 'page'},
-      h('div', {class: 'acting'}, onStage(picture, on), greenRoom(picture, green), past(picture), atHome(home)),
+      h('div', {class: 'acting'}, onStage(picture, on), greenRoom(picture, green), past(picture), picture.models.length ? atHome(home) : null, peersOf(picture)),
       aside(picture)),
   ];
 }
@@ -26,21 +28,26 @@ export function stage(picture) {
 // ---- the sentence: waits, places, the one worst thing
 
 function sentence(picture, on, green, home) {
-  const first = picture.queue.find(one => one.short_mib > 0) || picture.queue[0];
+  const first = picture.queue.find(one => one.short_mib > 0) || picture.queue[0] || forFiles(picture.late[0]);
   const asleep = green.filter(one => one.state === 'asleep').length;
-  const more = first ? picture.waiting - first.m.queued : 0;
+  const count = first?.waiting ?? first?.m.queued;
+  const more = first ? picture.waiting - count : 0;
   const eta = first?.eta_s ?? first?.m.eta_s;
   return h('h1', {class: 'line'},
-    first ? [h('b', {}, many(first.m.queued, 'request')), first.m.queued === 1 ? ' waits for ' : ' wait for ', nameOf(first.model, ''),
+    first ? [h('b', {}, many(count, 'request')), count === 1 ? ' waits for ' : ' wait for ', first.isFile ? 'the files of ' : '', nameOf(first.model, ''),
       eta == null ? '' : [', about ', h('b', {}, sec(Math.max(1, Math.round(eta))))], more > 0 ? ` (${more} more for others). ` : '. ']
       : [h('b', {}, 'Nobody waits.'), ' '],
     `${on.length + green.length - asleep} on stage, ${asleep} asleep, ${home.length} at home.`, worst(picture, home));
 }
 
+const forFiles = m => (m ? {m, model: m.id, eta_s: m.fetch.eta_s, waiting: m.fetch.waiting, isFile: true} : undefined);
+
 function worst(picture, home) {
   const told = picture.headline;
   if (told?.text) return [' ', h('a', {href: told.link?.startsWith('#/') ? told.link : '#/advice', class: told.severity === 'bad' ? 'bad' : 'warn'}, ended(told.text))];
   const failed = home.filter(one => one.state === 'failed' || one.quarantined);
+  const down = picture.peers.filter(one => !one.healthy);
+  if (!failed.length && down.length) return [' ', h('span', {class: 'warn'}, down.length > 1 ? `${many(down.length, 'peer')} do not answer.` : `Peer ${down[0].id} does not answer.`)];
   if (!failed.length) return null;
   return [' ', h('a', {href: modelHref(failed[0].id), class: 'bad'}, failed[0].id, failed.length > 1 ? ` and ${many(failed.length - 1, 'other')} fail` : ' fails to start'), '.'];
 }
@@ -123,7 +130,8 @@ function past(picture) {
 
 function atHome(home) {
   const found = home.filter(isFound);
-  const small = ui.find ? `${found.length} of ${home.length} match` : `${home.length} stopped; time to first answer and need`;
+  const absent = home.filter(one => one.absent).length;
+  const small = ui.find ? `${found.length} of ${home.length} match` : `${home.length - absent} stopped${absent ? `, ${absent} not on this host` : ''}; time to first answer and need`;
   const body = !home.length ? h('p', {class: 'mut'}, 'Every model is up.')
     : !found.length ? h('p', {class: 'mut'}, `No stopped model matches “${ui.find}”.`)
       : found.length > TILES_MAX && !ui.find ? folded(found) : h('div', {class: 'home'}, found.map(tile));
@@ -138,9 +146,21 @@ function folded(found) {
   })));
 }
 
+function peersOf(picture) {
+  return picture.peers.length ? band('peers', 'Peers', summary(picture.peers), peers(picture.peers)) : null;
+}
+
 function tile(m) {
+  if (m.absent) return absentTile(m, fetchFault(m.id));
   return lazy(m.id, [m, !!lockedBecause()], () => h('a', {href: modelHref(m.id), 'data-m': m.id, 'data-tip': m.error || m.blocked || null},
     h('span', {class: `st s-${m.state}`}, glyph(m.state)), h('span', {class: 'name'}, m.id), m.pinned ? glyph('pin', 'mut') : null,
     m.state === 'failed' ? h('small', {class: 'bad'}, m.quarantined ? 'keeps failing' : m.retry_s ? `again in ${sec(Math.ceil(m.retry_s))}` : 'failed')
       : m.blocked || m.error ? h('small', {class: 'warn'}, m.blocked ? 'cannot start' : 'failed last time') : h('small', {}, `${about(m.cold_s)} · ${gib(m.need_mib)} GiB`)));
+}
+
+function absentTile(m, fault) {
+  return lazy(m.id, [m, fault, m.absent], () => h('a', {href: modelHref(m.id), 'data-m': m.id, 'data-tip': [m.reference, fault].filter(Boolean).join('\n') || null,
+    class: m.fetch ? 'coming' : null, style: m.fetch ? {'--d': `${((m.fetch.share || 0) * 100).toFixed(1)}%`} : {}},
+  h('span', {class: `st s-${m.face}`}, glyph(m.face)), h('span', {class: 'name'}, m.id), m.pinned ? glyph('pin', 'mut') : null,
+  fault && !m.fetch ? h('small', {class: 'warn'}, 'could not be fetched') : h('small', {}, arrival(m))));
 }
