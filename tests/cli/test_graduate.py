@@ -116,3 +116,14 @@ def test_llm_d_files_come_from_a_configuration(outgrown: Path, tmp_path: Path) -
     ):
         result = run("generate", "llm-d", config, *wrong)
         assert (result.exit_code in (1, 2), said in result.output) == (True, True), result.output
+
+
+def test_the_readme_of_llm_d_advises_only_what_the_command_takes(outgrown: Path, tmp_path: Path) -> None:
+    """And nothing of what holds for one box."""
+    config, out = str(outgrown / "greenroom.yaml"), tmp_path / "out"
+    assert run("generate", f"llm-d:{out}", config, "--storage-class", "shared-ssd").exit_code == 0
+    readme = (out / "README.md").read_text()
+    assert "(see --storage-class)" in readme
+    assert "nothing makes room" not in readme
+    (claim,) = [YAML(typ="safe").load(path.read_text()) for path in (out / "modelservers").glob("persistentvolumeclaim-*cache*")]
+    assert claim["spec"]["storageClassName"] == "shared-ssd"

@@ -34,6 +34,7 @@ NAMESPACE = "llm-d"
 @click.option("--prometheus", metavar="URL", help="Where KEDA asks for figures.")
 @click.option("--models", type=click.Choice(["pvc", "image", "hostpath"]), help="Where folders of this host come from in the cluster.")
 @click.option("--models-image", default="", metavar="IMAGE", help="The image that holds them, with --models image.")
+@click.option("--storage-class", default="", metavar="CLASS", help="Of all claims [default: the cluster's].")
 @click.option("--no-kubernetes", is_flag=True, help="Pickers and Envoys for replicas on one or a few hosts.")
 @click.option(
     "--host", "hosts", multiple=True, metavar="IPV4[=N]", help="A host with N replicas, with --no-kubernetes [default: 127.0.0.1=1]."
@@ -46,7 +47,7 @@ def llm_d(**given: Any) -> None:
 
     intent = intent_of(
         {**given, "mode": "engines", "gpus": (), "mig": "", "image": "", "listen": "", "no_auth": True},
-        extra={name: given[name] for name in ("models", "models_image") if given[name]},
+        extra={name: given[name] for name in ("models", "models_image", "storage_class") if given[name]},
         namespace=given["namespace"],
     )
     try:
