@@ -52,9 +52,7 @@ def web_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--allow-host", multiple=True, metavar="HOST[:PORT]", help="A host inside your network that a registry may redirect to."
         ),
-        click.option(
-            "--tls-verify/--no-tls-verify", " /--insecure", default=True, help="Check the registry's certificate (it is, unless told)."
-        ),
+        click.option("--tls-verify", type=bool, default=True, metavar="BOOL", help="false: believe any certificate of the registry."),
         click.option("--tls-ca", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Believe this authority, too (PEM)."),
         click.option("--plain-http", is_flag=True, help="The registry has no TLS.  On this machine that is found out."),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def push(model: str, target: str, store: Path | None, quiet: bool, as_json: bool
     with faults(), ExitStack() as stack:
         library = Library(store)
         path = Path(model).expanduser()
-        is_path = path.exists() and (path.is_file() or "/" in model)
+        is_path = os.path.exists(path) and (path.is_file() or "/" in model)
         stored = loose(path.resolve()) if is_path else library.get(model)
         shown = stack.enter_context(Shown(quiet or as_json))
         pushed = run(Pusher(library, options_of(words)).push(stored, parse(target), layout or "", shown.tell))

@@ -65,13 +65,14 @@ async def refusal(answer: aiohttp.ClientResponse, what: str) -> StoreError:
 
 
 def status_error(status: int, url: URL, what: str, said: str = "") -> StoreError:
+    host = url.host_port_subcomponent
     if status in (404, 410):
-        return NotFound(f"{url.host} has no {what}{said}")
+        return NotFound(f"{host} has no {what}{said}")
     if status in (401, 403):
-        return Refused(f"{url.host} does not give {what} to us ({status}{said}): log in with an account that may have it")
+        return Refused(f"{host} does not give {what} to us ({status}{said}): log in with an account that may have it")
     if status in AGAIN:
-        return Unreachable(f"{url.host} answers {status} for {what}{said}: try again later")
-    return StoreError(f"{url.host} answers {status} for {what} at {shown(url)}{said}")
+        return Unreachable(f"{host} answers {status} for {what}{said}: try again later")
+    return StoreError(f"{host} answers {status} for {what} at {shown(url)}{said}")
 
 
 def _check_range(answer: aiohttp.ClientResponse, offset: int, length: int, size: int, what: str) -> None:

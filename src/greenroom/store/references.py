@@ -84,7 +84,7 @@ def parse_here(text: str, folder: Path | None = None) -> Reference:
     if SCHEME.match(text) is None and text and "\0" not in text:
         path = Path(os.path.expanduser(text)) if text.startswith("~") else Path(folder or Path.cwd()) / text
         looks = text.startswith(("./", "../", "~", "/")) or text in (".", "..")
-        if looks or path.exists():
+        if looks or os.path.exists(path):  # also false for what no file system can name
             return parse(os.path.abspath(path))
     return parse(text)
 
