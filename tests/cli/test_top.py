@@ -31,6 +31,10 @@ EVIL = "\x1b]0;owned\x07\u202emodel\nrm -rf 模型🎭"
 UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b\u202a-\u202e]")
 
 
+def crowd(now: float) -> dict[str, Any]:
+    return scenes.crowd(now, 200, 30)
+
+
 def drawn(status: dict[str, Any], sentences: Any = (), **options: Any) -> list[str]:
     options = {"width": 120, "now_unix_s": RECORDED["status"]["now"], **options}
     return [line.plain for line in top_page.page(status, sentences, **options)]
@@ -58,7 +62,11 @@ def test_every_line_fits_the_terminal(width: int, height: int | None, ascii: boo
     names = {one["id"]: f"{EVIL}{number}" for number, one in enumerate(RECORDED["status"]["models"])} | {"bench0": EVIL}
     pages = [
         drawn(status, RECORDED["events"], width=width, height=height, ascii=ascii, lost=lost, url="http://h:1")
-        for status in (RECORDED["status"], renamed(RECORDED["status"], names), scenes.hostile(0.0), scenes.crowd(0.0, 200, 30))
+        for status in (
+            RECORDED["status"],
+            renamed(RECORDED["status"], names),
+            *(scene(0.0) for scene in (scenes.hostile, scenes.far, crowd)),
+        )
         for lost in ("", f"no connection since 12:00:00: {EVIL}")
     ]
     for lines in pages:
@@ -91,6 +99,29 @@ def test_a_recorded_moment_of_a_swap(width: int) -> None:
     assert "waking for 2 requests from level 1" in page.partition("\nJUST NOW\n")[2]
     assert "bench0  " in page
     assert f"{text.size(64194 - 35022)} for 1 sleeper" in page
+
+
+def test_files_on_their_way_and_other_servers_have_a_part_each() -> None:
+    """How far each fetch is and who waits for it; who does not answer stands first, with why."""
+    lines = drawn(scenes.far(0.0))
+    page = "\n".join(lines)
+    assert "6 requests wait" not in page
+    assert "at home; 4 requests wait, the oldest 9.8 s, 3 wait for files" in page
+    fetching = page.partition("\nFETCHING\n")[2].partition("\n\n")[0].splitlines()
+    assert fetching == [
+        "  gemma-12b  fetching, 34%, about 12 s, 3 waiting, 2.5 GiB of 7.2 GiB, 393 MiB/s",
+        "  phi-4  waits for its turn",
+    ]
+    peers = page.partition("\nPEERS (3)\n")[2].partition("\n\n")[0].splitlines()
+    assert peers == [
+        "  attic  DOWN for 2 min: no connection within 5 s",
+        "  big-box  up for 3 h, 2 in flight: llama-70b, org/model-a",
+        "  hosted  up for 3 h, 0 in flight: llama-70b, qwen3-235b, mistral-l, glm-4.6, kimi-k2, gpt-oss-120b",
+    ]
+    home = page.partition("\nAT HOME")[2].partition("\n\n")[0]
+    assert "olmo-7b (not here yet)" in home
+    assert "gemma-12b" not in home
+    assert "PEERS" not in "\n".join(drawn(scenes.turns(0.0)))
 
 
 def test_of_ram_engines_hold_what_was_measured_of_them() -> None:
@@ -145,6 +176,7 @@ def test_the_state_is_put_together_from_messages() -> None:
     assert state.take({"kind": "status", "uptime_s": 7.0, "models": [other], "removed": ["draft-3b"]})
     assert state.take(an_event(1, "ready"))
     assert state.take(an_event(1, "ready"))
+    assert state.take({"kind": "status", "uptime_s": 7.0, "peers": [dict(scenes.PEERS[2])]})
     now[0] = 12.0
     status = state.status()
     models = {one["id"]: one for one in status["models"]}
@@ -154,6 +186,7 @@ def test_the_state_is_put_together_from_messages() -> None:
     assert models["vision-11b"]["instances"][0]["expected_s"] == 0.0
     assert status["queue"]["models"][1]["requests"][0]["age_s"] == 19.0
     assert len(state.sentences) == 1
+    assert [(one["id"], one["since_s"], one["last_error_s"]) for one in status["peers"]] == [("attic", 97.0, 5.0)]
     assert not state.take({"kind": "dropped", "count": 3, "level": "warning", "text": "3 events were dropped"})
 
 

@@ -27,7 +27,7 @@ SILENCE_S_MAX = 45.0  # three signs of life are missing
 AGAIN_S = 2.0
 PLAIN_COLUMNS = 120
 
-GROWS = ("since_s", "idle_s", "oldest_s", "age_s", "served_s")
+GROWS = ("since_s", "idle_s", "oldest_s", "age_s", "served_s", "last_error_s")
 SHRINKS = ("eta_s", "expected_s", "backoff_s", "retry_in_s", "in_s")
 
 
@@ -76,6 +76,7 @@ class State:
         self._devices: dict[str, Any] = {}
         self._models: dict[str, tuple[float, Any]] = {}
         self._queue: tuple[float, Any] = (0.0, {"length": 0, "oldest_s": 0.0, "models": []})
+        self._peers: tuple[float, Any] = (0.0, [])
         self._seen: deque[tuple[Any, Any]] = deque(maxlen=2 * SENTENCES_KEPT)
         self.sentences: deque[dict[str, Any]] = deque(maxlen=SENTENCES_KEPT)
         self.is_known = False
@@ -101,6 +102,8 @@ class State:
             self._models.pop(id, None)
         if "queue" in message:
             self._queue = (now, message["queue"])
+        if "peers" in message:
+            self._peers = (now, message["peers"])
         self._rest |= {name: message[name] for name in ("version", "advice") if name in message}
         self._rest["uptime"] = (now, message.get("uptime_s") or 0.0)
 
@@ -120,6 +123,7 @@ class State:
             "devices": list(self._devices.values()),
             "models": [aged(one, now - at) for at, one in self._models.values()],
             "queue": aged(self._queue[1], now - self._queue[0]),
+            "peers": aged(self._peers[1], now - self._peers[0]),
             "advice": self._rest.get("advice") or {},
         }
 

@@ -20,6 +20,7 @@ DEVICE_CELLS_MAX = 16
 BAR_CELLS_MAX = 90
 SENTENCES_MAX = 12
 REASON_LINES_MAX = 2
+MIB = 1 << 20
 FULL, ASCII = "█▓▒░·", "#+x.-"  # measured, reserved, outside, free, headroom
 BAR_STYLES = ("green", "cyan", "magenta", "dim", "dim")
 BAR_WORDS = ("measured", "reserved", "outside", "free", "headroom")
@@ -94,7 +95,9 @@ def page(
         stage_part([one for one in models if one["state"] in UP], width, ascii),
         asleep_part([one for one in models if one["state"] == "asleep"], width, ascii),
         trouble_part([one for one in models if is_troubled(one)], width),
-        home_part([one for one in models if one["state"] == "stopped" and not is_troubled(one)], width, ascii),
+        fetch_part([one for one in models if one.get("fetch")], width),
+        peer_part(status.get("peers") or (), width),
+        home_part([one for one in models if one["state"] == "stopped" and not is_troubled(one) and not one.get("fetch")], width, ascii),
         sentence_part(sentences, now_unix_s, width),
     ]
     shrink(parts, None if height is None else height - len(lines))
@@ -140,6 +143,9 @@ def head(status: Json, now_unix_s: float, width: int, lost: str, url: str) -> li
     if queue["length"]:
         verb = "waits" if queue["length"] == 1 else "wait"
         waits = f"{text.count(queue['length'], 'request')} {verb}, the oldest {text.duration(queue['oldest_s'])}"
+    if late := sum(one["fetch"]["waiting"] for one in models if one.get("fetch")):
+        files = f"{late} {'waits' if late == 1 else 'wait'} for files"
+        waits = f"{waits}, {files}" if queue["length"] else files
     counts = f"{up} on stage, {asleep} asleep, {len(models) - up - asleep} at home; {waits}"
     name = f"greenroom {text.safe(status['version'])}, up {text.brief(status['uptime_s'])}"
     clock = text.clock(now_unix_s, now_unix_s)
@@ -369,6 +375,44 @@ def trouble_part(models: Sequence[Json], width: int) -> Part:
     return Part("IN TROUBLE", singly(rows), least=2)
 
 
+def fetch_part(models: Sequence[Json], width: int) -> Part:
+    """Models whose files are on their way, those that somebody waits for first."""
+    from rich.text import Text
+
+    rows = []
+    for model in sorted(models, key=lambda one: -one["fetch"]["waiting"]):
+        name = text.cut(text.safe(model["id"]), name_cells(width))
+        rows.append(Text(text.cut(f"  {name}  {fetch_words(model['fetch'])}", width), style="cyan"))
+    return Part("FETCHING", singly(rows), least=2)
+
+
+def fetch_words(fetch: Json) -> str:
+    """`fetching, 34 %, about 12 s, 3 waiting, 2.5 GiB of 7.2 GiB, 393 MiB/s`: what matters most comes first"""
+    parts = ["waits for its turn" if fetch["stage"] == "queued" else ps.fetched(fetch)]
+    if fetch["waiting"]:
+        parts.append(f"{fetch['waiting']} waiting")
+    if fetch["total_bytes"]:
+        parts.append(f"{text.size(fetch['done_bytes'] / MIB)} of {text.size(fetch['total_bytes'] / MIB)}")
+    if fetch["bytes_per_s"]:
+        parts.append(f"{text.size(fetch['bytes_per_s'] / MIB)}/s")
+    return ", ".join(parts)
+
+
+def peer_part(peers: Sequence[Json], width: int) -> Part:
+    from rich.text import Text
+
+    rows = []
+    for one in sorted(peers, key=lambda one: bool(one["healthy"])):  # who is down is not folded away first
+        name = text.cut(text.safe(one["id"]), name_cells(width))
+        if one["healthy"]:
+            models = text.shortened([text.safe(model) for model in one["models"]])
+            line = f"  {name}  up for {text.brief(one['since_s'])}, {one['in_flight']} in flight: {models}"
+        else:
+            line = f"  {name}  DOWN for {text.brief(one['since_s'])}: {text.safe(one['last_error']) or 'no answer'}"
+        rows.append(Text(text.cut(line, width), style="" if one["healthy"] else "red"))
+    return Part(f"PEERS ({len(peers)})", singly(rows), least=2)
+
+
 def home_part(models: Sequence[Json], width: int, ascii: bool) -> Part:
     """Names in lines, with the time that a start takes; those that somebody waits for first."""
     from rich.text import Text
@@ -376,7 +420,7 @@ def home_part(models: Sequence[Json], width: int, ascii: bool) -> Part:
     lines: list[tuple[int, str]] = []
     for model in sorted(models, key=lambda one: -one["queued"]):
         name = text.cut(text.safe(model["id"]), name_cells(width))
-        up = f" {approx(max(1.0, model['up_s']), ascii)}" if model.get("up_s") else ""
+        up = f" {approx(max(1.0, model['up_s']), ascii)}" if model.get("up_s") else " (not here yet)" if model.get("absent") else ""
         word = f"{name}{up}" + (f" ({model['queued']} waiting)" if model["queued"] else "")
         count, line = lines[-1] if lines else (0, "")
         if count and text.cells(line) + text.cells(word) + 4 <= width:
