@@ -160,7 +160,7 @@ async def test_what_came_and_cannot_be_used_is_a_failure_and_not_fetched_for_eve
     assert (one.said, next_one.said) == (["fetch_failed"], ["fetch_failed"])
     assert world.pulls == [A]
     assert [tell.kind for tell in world.told] == ["fetching", "fetch_failed"]
-    fetching.begin("a")
+    fetching.want(frozenset({"a"}))
     assert not fetching.running
 
 
@@ -177,6 +177,28 @@ async def test_a_deadline_is_kept_while_nobody_can_say_how_long_it_takes(shell: 
     world.tells[0](Progress(str(A), 10, 100, 1.0, 90.0))
     assert world.wait("a", 3, left_s=60).said == ["deadline"]
     assert world.wait("a", 4, left_s=120).said == []
+
+
+async def test_what_is_wanted_without_being_asked_for_is_tried_again(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself: greenroom may be up before its network.  Any other waits for who asks."""
+    monkeypatch.setattr("greenroom.serve.fetching.RETRY_S", 0.01)
+    world, tries = World(), list[Reference]()
+
+    async def fails(reference: Reference, tell: Callable[[Progress], None]) -> None:
+        tries.append(reference)
+        if tries.count(reference) > 2:
+            world.here.add(reference)
+            return
+        raise StoreError("no network")
+
+    fetching = world.made(shell, a=A, b=B)
+    fetching._pull = fails
+    fetching.want(frozenset({"a"}))
+    world.wait("b", 1)
+    await until(lambda: world.landings == ["a"])
+
+    assert (tries.count(A), tries.count(B)) == (3, 1)
+    assert not fetching._again
 
 
 async def test_a_name_that_was_mended_is_fetched_at_once(shell: Shell) -> None:

@@ -22,7 +22,8 @@ log = logging.getLogger("greenroom")
 AT_ONCE_MAX = 2  # fetches; others wait for their turn
 WAIT_S_MAX = 1800.0  # a request waits for a fetch at most so long; the fetch goes on
 LOOK_S_MIN = 0.01  # at those who wait
-RETRY_S = 15.0  # after one that failed
+RETRY_S = 15.0  # after one that failed; for models that are wanted without being asked for twice as long each time ...
+AGAIN_S_MAX = 600.0  # ... and this at most: a network that comes after us is no reason to stay without
 RETRY_AFTER_S_MAX = 600.0
 
 Pull = Callable[[Reference, Callable[[Progress], None]], Awaitable[object]]
@@ -98,6 +99,9 @@ class Fetching:
         self.absent: Mapping[str, Reference] = {}
         self.running: dict[str, Fetch] = {}
         self.failed: dict[str, tuple[float, str]] = {}  # model -> when, why
+        self._wanted: frozenset[str] = frozenset()
+        self._again: dict[str, asyncio.Task[Any]] = {}  # model -> who will try again
+        self._tries: dict[str, int] = {}
 
     def take(self, absent: Mapping[str, Reference]) -> None:
         """A configuration was read: what it does not name any more is not fetched any more, and who waited is asked for."""
@@ -168,9 +172,22 @@ class Fetching:
             fetch.task = self._spawn(self._run(fetch))
         return fetch
 
-    def begin(self, model: str) -> None:
-        """As `start`, for nobody who waits: not right after one that failed."""
-        if self._retry_s(model) <= 0:
+    def want(self, models: frozenset[str]) -> None:
+        """Those that are to be here without being asked for: fetched now, and again when that fails."""
+        self._wanted = models
+        for model in models & self.absent.keys():
+            if self._retry_s(model) <= 0:
+                self.start(model)
+
+    def _try_again(self, model: str) -> None:
+        if model in self._wanted and model not in self._again:
+            tries = self._tries[model] = self._tries.get(model, 0) + 1
+            self._again[model] = self._spawn(self._later(model, min(AGAIN_S_MAX, RETRY_S * 2 ** (tries - 1))))
+
+    async def _later(self, model: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        del self._again[model]
+        if model in self._wanted and model in self.absent:
             self.start(model)
 
     def _retry_s(self, model: str) -> float:
@@ -249,6 +266,7 @@ class Fetching:
         self._landed(fetch.model)
         if self.absent.get(fetch.model) == fetch.reference:
             raise StoreError(why)
+        self._tries.pop(fetch.model, None)
         took_s = self._clock() - fetch.since
         self._tell(Tell(self._clock(), fetch.model, "fetched", f"fetched {fetch.reference} in {took_s:.0f} s"))
         self._let_go(fetch)
@@ -259,6 +277,7 @@ class Fetching:
         fetch.why = why
         self.failed[fetch.model] = (self._clock(), why)
         self._tell(Tell(self._clock(), fetch.model, "fetch_failed", f"could not be fetched: {why}", "warning"))
+        self._try_again(fetch.model)
         self._let_go(fetch)
 
     async def _impatience(self, fetch: Fetch) -> None:

@@ -180,6 +180,8 @@ class GreenroomServer:
             self.storeroom.close()
             self.gpus.close()
             end_questions()
+            if left := supervisor.guarded:
+                log.warning("not known to be gone: %s; the watcher goes on to end them, and so does the next start", ", ".join(sorted(left)))
             await supervisor.close()
             await asyncio.to_thread(self.ledger.close)
             if self._traces is not None:
@@ -262,9 +264,7 @@ class GreenroomServer:
         """Take note of what is absent; what is to be loaded at start is fetched now."""
         self.storeroom.hold()
         self.fetching.take(self.storeroom.absent)
-        for model in self.plan.setup.models:
-            if model.id in self.storeroom.absent and (model.pinned or model.preload):
-                self.fetching.begin(model.id)
+        self.fetching.want(frozenset(model.id for model in self.plan.setup.models if model.pinned or model.preload))
 
     def _landed(self, model: str) -> None:
         log.info("%s is here", model)
