@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from greenroom.cli import generate_options
+from greenroom.config.load import load_config_text
 from greenroom.config.yaml_out import dump
+from greenroom.proxy.guards import Guards
+from greenroom.proxy.targets import Kind
 from tests.cli.test_generate import PROGRAMS, run, tree
 from tests.cli.test_past import written
 from tests.deploy.kube_cases import by_place, kustomized, read_all
@@ -105,7 +108,28 @@ def test_clients_must_show_a_key(home: Path) -> None:
     open_to_all = container(controllers(by_place(read_all(done.output)))["greenroom"])
     assert "GREENROOM_API_KEY" not in [item["name"] for item in open_to_all["env"]]
     assert "--no-auth" in open_to_all["args"]
-    assert "Without API keys greenroom answers calls by address only" in done.output
+    assert "Without API keys greenroom answers to addresses and the names in allowed_hosts alone" in done.output
+
+
+def test_without_keys_greenroom_answers_to_its_service(home: Path) -> None:
+    """Every name that a cluster gives its Service is known to the guard of the configuration in the ConfigMap; others are not."""
+    text = run("kube", "--target", "cpu", "--format", "plain", "--no-auth", "--namespace", "ai", "--name", "llm").output
+    found = by_place(read_all(text))
+    (service,) = (one["metadata"]["name"] for (kind, _), one in found.items() if kind == "Service")
+    mounted = found["ConfigMap", f"{service}-config"]["data"]["greenroom.yaml"]
+    guards = Guards("0.0.0.0", load_config_text(mounted, env={"HF_TOKEN": "hf_0123456789"}).allowed_hosts, ("*",))
+    for host, known in (
+        (f"{service}:8080", True),
+        (f"{service}.ai", True),
+        (f"{service}.ai.svc:8080", True),
+        (f"{service}.ai.svc.cluster.local", True),
+        ("10.1.2.3:8080", True),
+        (f"{service}.evil.example", False),
+        ("ai.svc.cluster.local", False),
+    ):
+        refusal = guards.check(b"POST", Kind.INFERENCE, [(b"host", host.encode())])
+        assert (refusal is None) == known, host
+    assert "allowed_hosts" not in run("kube", "--target", "cpu", "--format", "plain").output, "with a key any name will do"
 
 
 def test_the_plan_and_the_pods_agree(home: Path) -> None:

@@ -382,3 +382,57 @@ def test_flags_alone_get_the_program_of_their_image() -> None:
     unknown = {"cmd": "--port ${PORT}", "container": {"image": "registry.example/x:1"}}
     with pytest.raises(BuildError, match="write the program"):
         build(load_config_text(dump({"models": {"m": unknown}}), env={}), target="cpu")
+
+
+MIXED = {
+    "chat": {"cmd": "vllm serve org/chat --port ${PORT}"},
+    "embed": {"cmd": "text-embeddings-router --model-id org/e --port ${PORT}"},
+    "rerank": {"cmd": "llama-server -m /srv/r.gguf --port ${PORT}"},
+    "voice": {"cmd": "/opt/bin/whisper --port ${PORT}"},
+}
+
+
+def test_engines_that_an_image_lacks_are_told() -> None:
+    """A model whose engine is not in the image would be listed and never start; with an image of the operator's nobody knows."""
+    config = load_config_text(dump({"models": MIXED}), env={})
+    said = build(config, target="nvidia").notes
+    assert [note.partition(";")[0] for note in said] == [
+        "embed: the image made by the Containerfile has no tei",
+        "voice: the image made by the Containerfile has no whisper",
+    ]
+    assert build(config, target="nvidia", options=Options(image="mine:1")).notes == ()
+    assert build(config, target="nvidia", options=Options(bare=True)).notes == ()
+
+
+def test_an_image_of_two_engines_is_tried_when_it_is_built() -> None:
+    """llama.cpp copied beside vLLM may miss a library there: the build ends, instead of models that run on the CPU unseen."""
+    both, alone = text_of(("vllm", "llama_server"), "nvidia", {}), text_of(("llama_server",), "nvidia", {})
+    assert "RUN llama-server --version && ! ldd /opt/llama.cpp/*.so" in both
+    assert "ldd" not in alone
+
+
+def test_no_registry_decides_what_greenroom_is() -> None:
+    """Its wheel is copied in: a stranger's package of that name could not get into the image."""
+    text = text_of(("llama_server",), "cpu", {})
+    assert "COPY ${WHEEL} /opt/wheel/" in text
+    assert "greenroom==" not in text
+
+
+def test_models_without_greenroom_are_said_to_stay() -> None:
+    """Several models on one device hold it together; who was used to greenroom is told."""
+    entry = {"cmd": "llama-server -m /srv/a.gguf --port ${PORT}"}
+    config = load_config_text(dump({"models": {"a": entry, "b": entry}}), env={})
+    assert "2 models hold their GPU memory at the same time" in build(config, mode="engines", target="nvidia").notes[0]
+    assert build(config, mode="engines", target="cpu").notes == ()
+    dealt = build(config, mode="engines", target="nvidia", options=Options(gpus=("0", "1")))
+    assert dealt.notes == ()
+
+
+def test_neighbours_may_call_it_by_its_name() -> None:
+    """A container of the same network says `http://greenroom:8080`: without keys that name must be known."""
+    config = load_config_text(
+        dump({"allowed_hosts": ["llm.lan"], "models": {"a": {"cmd": "llama-server -m /srv/a.gguf --port ${PORT}"}}}), env={}
+    )
+    assert build(config, target="cpu").config.allowed_hosts == ("llm.lan", "greenroom")
+    assert build(config, target="cpu", options=Options(bare=True)).config.allowed_hosts == ("llm.lan",)
+    assert build(config, target="cpu", options=Options(require_key=True)).config.allowed_hosts == ("llm.lan",)

@@ -187,3 +187,15 @@ def test_every_card_where_none_is_named(tmp_path: Path) -> None:
     read = generated(tmp_path, build(replace(sets.config(1), devices=()), target="nvidia"))
     (device,) = read["services"]["greenroom"]["deploy"]["resources"]["reservations"]["devices"]
     assert device["count"] == -1
+
+
+def test_all_addresses_are_both_families(tmp_path: Path) -> None:
+    """`[::]` is every address without containers; docker would take it for IPv6 alone."""
+    intent = build(sets.config(1), target="cpu", options=Options(listen="[::]:8088"))
+    (port,) = generated(tmp_path, intent)["services"]["greenroom"]["ports"]
+    assert (port.get("host_ip"), port["published"]) == (None, "8088")
+
+
+def test_what_is_compiled_on_the_fly_can_be_loaded(tmp_path: Path) -> None:
+    """docker mounts /tmp without the right to execute unless it is told otherwise."""
+    assert generated(tmp_path, build(sets.config(1), target="cpu"))["services"]["greenroom"]["tmpfs"] == ["/tmp:exec"]

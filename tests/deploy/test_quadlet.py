@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from greenroom.config.load import load_config_text
+from greenroom.config.model import Config
+from greenroom.config.yaml_out import dump
 from greenroom.deploy import quadlet
 from greenroom.deploy.build import Options, build
 from greenroom.deploy.files import write
@@ -175,3 +178,48 @@ def test_back_names_every_mount() -> None:
     mounts = {"/models/a.gguf": {"source": "/srv/a.gguf"}, "/models/d": {"source": "/srv/deep/d"}}
     assert back("--lora=/models/a.gguf,/models/d/x", mounts) == "--lora=/srv/a.gguf,/srv/deep/d/x"
     assert back("/models/abc", mounts) == "/models/abc"
+
+
+def texts(config: Config, **how: object) -> dict[str, str]:
+    options = {name: how.pop(name) for name in ("listen", "no_auth") if name in how}
+    mode, target = str(how.pop("mode", "greenroom")), str(how.pop("target", "nvidia"))
+    return dict(quadlet.files(build(config, mode=mode, target=target, options=Options(**options)), **how))  # type: ignore[arg-type]
+
+
+def one_model(**entry: object) -> Config:
+    return load_config_text(dump({"models": {"m": {"cmd": "llama-server -m /srv/m.gguf --port ${PORT}", **entry}}}), env={})
+
+
+def test_users_of_their_own_get_their_volumes_anew(tmp_path: Path) -> None:
+    """UserNS=auto may give other users at each start: volumes are made theirs, and what the host needs is told."""
+    apart = texts(one_model(), rootful=True)["greenroom.container"]
+    assert "UserNS=auto" in apart
+    assert "Volume=greenroom-state.volume:/var/lib/greenroom:U\n" in apart
+    assert "# Its users are none of the host's: /etc/subuid" in apart
+    plain = texts(one_model())["greenroom.container"]
+    assert [word for word in ("UserNS", ":U\n", "subuid") if word in plain] == []
+    written = one_model(cmd="llama-server -m /srv/m.gguf --slot-save-path /srv/slots --port ${PORT}")
+    assert "UserNS" not in texts(written, rootful=True)["greenroom.container"], "nobody there could write into /srv/slots"
+    run = generated(tmp_path, build(one_model(), target="nvidia"), rootful=True)["greenroom"]
+    assert "greenroom-state:/var/lib/greenroom:U" in run.all("-v") + run.all("--volume")
+
+
+@pytest.mark.parametrize("rootful", [False, True])
+def test_ipv6_is_published_where_it_leads_somewhere(tmp_path: Path, rootful: bool) -> None:
+    """podman's own network has no IPv6, so root's containers get one that has; `::` is both families, as without containers."""
+    found = texts(one_model(), listen="[::]:8088", no_auth=True, rootful=rootful)
+    assert "PublishPort=8088:8080\n" in found["greenroom.container"]
+    assert ("greenroom.network" in found) == rootful
+    if rootful:
+        assert "IPv6=true" in found["greenroom.network"]
+    intent = build(one_model(), target="nvidia", options=Options(listen="[::1]:8088"))
+    assert generated(tmp_path, intent, rootful=rootful)["greenroom"].all("--publish") == ["[::1]:8088:8080"]
+    assert "IPv6" not in "".join(texts(one_model(), mode="engines").values())
+
+
+def test_an_operator_reads_what_the_host_must_have() -> None:
+    """The CDI file for NVIDIA cards, and how a change of the configuration is taken up."""
+    text = texts(one_model())["greenroom.container"]
+    assert "# podman finds the GPUs by /etc/cdi/nvidia.yaml: nvidia-ctk cdi generate" in text
+    assert "# After a change of greenroom.yaml: systemctl --user restart greenroom" in text
+    assert "nvidia-ctk" not in texts(one_model(), target="cpu")["greenroom.container"]

@@ -23,14 +23,13 @@ def bare(count: int, **options: object) -> Intent:
 
 @pytest.mark.parametrize("count", [1, 3, 12])
 @pytest.mark.parametrize("user", [False, True])
-@pytest.mark.parametrize("run_as", ["", "llm"])
-def test_systemd_has_nothing_to_say(tmp_path: Path, count: int, user: bool, run_as: str) -> None:
+def test_systemd_has_nothing_to_say(tmp_path: Path, count: int, user: bool) -> None:
     """The unit is verified for the system and for a user, whatever the models are called."""
     program = tmp_path / "bin dir" / "greenroom"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    write(systemd.files(bare(count), user=user, program=str(program), run_as="" if user else run_as), tmp_path / "units")
+    write(systemd.files(bare(count), user=user, program=str(program), run_as="" if user else "llm"), tmp_path / "units")
     units.verify(tmp_path / "units", "greenroom.service", user=user)
 
 
@@ -52,7 +51,7 @@ def test_the_command_is_that_of_the_options() -> None:
 
 def test_the_configuration_is_the_one_that_was_read() -> None:
     """Beside the unit lies the same configuration: nothing is moved on a bare host, secrets are in the environment."""
-    files = systemd.files(bare(12))
+    files = systemd.files(bare(12), run_as="llm")
     assert [name for name, value in sets.SECRETS.items() if value in "\n".join(files.values())] == []
     again = load_config_text(files["greenroom.yaml"], env=sets.SECRETS)
     assert sets.comparable(again) == sets.comparable(sets.config(12))
@@ -73,7 +72,7 @@ def test_a_relative_path_still_means_the_same_file(tmp_path: Path, monkeypatch: 
 
 def test_it_stops_later_than_its_slowest_engine() -> None:
     """systemd waits for requests in flight and for the longest grace of an engine."""
-    unit = units.parse(systemd.files(bare(12))["greenroom.service"])
+    unit = units.parse(systemd.files(bare(12), run_as="llm")["greenroom.service"])
     slowest = max(model.stop_s_max for model in sets.config(12).models)
     assert float(units.value(unit, "Service", "TimeoutStopSec")) > 30 + slowest
     assert units.value(unit, "Service", "KillMode") == "mixed"
@@ -104,3 +103,44 @@ def test_a_public_address_needs_a_key() -> None:
         build(config, target="cpu", options=Options(bare=True, listen="0.0.0.0:8080"))
     intent = build(config, target="cpu", options=Options(bare=True, listen="0.0.0.0:8080", no_auth=True))
     assert "--no-auth" in systemd.files(intent)["greenroom.service"]
+
+
+def unit_of(entry: dict[str, object], **how: object) -> str:
+    config = load_config_text(dump({"models": {"m": entry}}), env={})
+    return systemd.files(build(config, target="nvidia", options=Options(bare=True)), **how)["greenroom.service"]  # type: ignore[arg-type]
+
+
+def test_the_account_that_is_made_for_each_start_is_verified_too(tmp_path: Path) -> None:
+    """Without containers nobody has to name an account, and systemd takes the unit."""
+    program = tmp_path / "greenroom"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    text = unit_of({"cmd": "/opt/llama-server -m /srv/m.gguf --port ${PORT}"}, program=str(program))
+    assert units.value(units.parse(text), "Service", "DynamicUser") == "true"
+    write({"greenroom.service": text}, tmp_path / "units")
+    units.verify(tmp_path / "units", "greenroom.service", user=False)
+
+
+@pytest.mark.parametrize("cmd", ["docker run --rm -p ${PORT}:80 image", "llama-server -m /models/a.gguf --port ${PORT}"])
+def test_containers_need_an_account_and_rights(cmd: str) -> None:
+    """podman without root makes namespaces and calls set-uid helpers: the unit forbids neither, and an account is asked for."""
+    entry: dict[str, object] = {"cmd": cmd, **({} if "docker" in cmd else {"container": {"runtime": "podman", "image": "i"}})}
+    with pytest.raises(Unfit, match="--run-as ACCOUNT"):
+        unit_of(entry)
+    for how in ({"run_as": "llm"}, {"user": True}):
+        service = units.parse(unit_of(entry, **how))
+        for name in ("NoNewPrivileges", "RestrictNamespaces", "RestrictSUIDSGID", "CapabilityBoundingSet"):
+            assert units.values(service, "Service", name) == []
+        assert units.value(service, "Service", "Delegate") == "yes"
+
+
+def test_what_would_fail_the_first_start_is_told() -> None:
+    """Files in somebody's home, programs without a path, folders that are written to."""
+    entry: dict[str, object] = {"cmd": "llama-server -m /home/ann/m.gguf --slot-save-path /srv/slots --port ${PORT}"}
+    text = unit_of(entry)
+    assert "# llama-server: looked for in /usr/local/bin" in text
+    assert "# /home/ann/m.gguf may be closed to the account that is made for each start: give --run-as" in text
+    assert "# /srv/slots must be there, and writable for that account" in text
+    assert "may be closed" not in unit_of(entry, run_as="ann")
+    assert "may be closed" not in unit_of(entry, user=True)
+    assert "looked for" not in unit_of({"cmd": "/opt/llama-server -m /srv/m.gguf --port ${PORT}"})

@@ -71,6 +71,7 @@ def kube(form: str, namespace: str, **given: Any) -> None:
         extra={name: given[name] for name in WRITERS if given[name]},
         namespace=namespace,
         require_key=not given["no_auth"],
+        in_cluster=True,
     )
     try:
         files = _shared(intent, form, given) if given["share_by"] else written(intent, form)

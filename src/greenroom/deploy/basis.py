@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from greenroom.config.model import Config, KeyConfig, ModelConfig
@@ -45,6 +46,7 @@ class Options:
     no_auth: bool = False  # publish on a public address without keys
     gpu_mib: Mapping[str, int] = field(default_factory=dict)  # model id -> measured need on each device
     bare: bool = False  # for a host without containers: commands and paths stay as they are
+    in_cluster: bool = False  # clients call it by a Service's names
     command: str = ""  # that makes these files again; written in their heads
     extra: Mapping[str, str] = field(default_factory=dict)  # for one format alone; handed on in the intent's options
 
@@ -174,9 +176,22 @@ class Basis:
     def head(self, first: str) -> tuple[str, ...]:
         return (first, *((f"Made by: {self.options.command}",) if self.options.command else ()))
 
+    def _tell_of_absent(self, config: Config, held: Collection[str]) -> None:
+        """Engines that the generated image lacks: their models would be listed and never start."""
+        for model in config.models:
+            engine = dialect(model)
+            if engine.kind not in held:
+                what = os.path.basename((*engine.command.argv, "its program")[0]) if engine.kind == "generic" else engine.kind
+                self.notes.append(
+                    f"{model.id}: the image made by the Containerfile has no {what}; add it there, "
+                    "take the model out, or deploy it apart (--mode engines)."
+                )
+
     def intent(self, mode: str, workloads: tuple[Workload, ...], config: Config, text: str, host: str) -> Intent:
         wants_build = mode == "greenroom" and not self.options.image and not self.options.bare
         kinds = tuple(dict.fromkeys(dialect(model).kind for model in config.models))
+        if wants_build:
+            self._tell_of_absent(config, containerfile.held(kinds, self.target, self.options.engine_images))
         return Intent(
             name=self.name,
             mode=mode,

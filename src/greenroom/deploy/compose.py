@@ -51,7 +51,9 @@ def _service(intent: Intent, workload: Workload) -> Value:
     if workload.model:
         service["labels"] = {"dev.greenroom.model": workload.model}
     if workload.host_port:
-        published = {"target": workload.port, "published": str(workload.host_port), "host_ip": intent.listen_host, "protocol": "tcp"}
+        # `::` is all addresses of both families, as greenroom itself takes it; docker would take it for IPv6 alone.
+        host = {} if intent.listen_host == "::" else {"host_ip": intent.listen_host}
+        published = {"target": workload.port, "published": str(workload.host_port), **host, "protocol": "tcp"}
         service["ports"] = [published]
     if workload.mounts:
         service["volumes"] = [_mount(mount) for mount in workload.mounts]
@@ -67,7 +69,7 @@ def _service(intent: Intent, workload: Workload) -> Value:
         "init": True,
         "stop_grace_period": f"{math.ceil(workload.stop_s)}s",
         "read_only": True,
-        "tmpfs": ["/tmp"],
+        "tmpfs": ["/tmp:exec"],  # docker forbids it, and compilers on the fly load what they have made there
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
     }
@@ -110,7 +112,7 @@ def _health(workload: Workload) -> Value:
     if probe is None:
         return {"disable": True}
     return {
-        "test": ["CMD", *health.command(probe)],
+        "test": ["CMD", *health.command(workload)],
         "interval": f"{math.ceil(probe.period_s)}s",
         "timeout": f"{health.TIMEOUT_S + 1}s",
         "retries": health.RETRIES,

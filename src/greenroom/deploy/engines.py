@@ -52,8 +52,18 @@ class Engines(Basis):
         self._check_open(host)
         ports = self._ports()
         built = [self._engine(model, f"{self.name}-{names[model.id]}", *ports[model.id]) for model in self.config.models]
+        self._tell_of_company(built)
         text = write.text_of(self.config, self.vault.keys, comments=self.head("The configuration these files were made from."))
         return self.intent("engines", tuple(built), self.config, text, host)
+
+    def _tell_of_company(self, built: Sequence[Workload]) -> None:
+        """Who is used to greenroom may not think of it."""
+        on_devices = [one for one in built if one.share.count]
+        if len(on_devices) > 1 and len({one.share.devices for one in on_devices}) < len(on_devices):
+            self.notes.append(
+                f"Without greenroom nothing makes room: {len(on_devices)} models hold their GPU memory at the same time; "
+                "name a device for each (`device:`, --gpu), or check that they fit together."
+            )
 
     def _ports(self) -> dict[str, tuple[int, int]]:
         """Model -> its port inside and the one a host publishes.  Ports that commands name come first."""

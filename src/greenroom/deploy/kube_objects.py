@@ -300,8 +300,11 @@ def comments(intent: Intent, options: KubeOptions) -> tuple[str, ...]:
             said.append(f"Nobody has said how many GPUs {one.name} is to have: it asks for {one.share.count} (see --gpu).")
     if any(one.memory_mib == 0 for one in intent.workloads):
         said.append("No memory limit is set where nobody has measured or estimated the need: what is asked for there is a guess.")
-    if intent.mode == "greenroom" and not intent.config.api_keys and not intent.config.allowed_hosts:
-        said.append("Without API keys greenroom answers calls by address only: add keys, or the Service's name to allowedHosts.")
+    if intent.mode == "greenroom" and not intent.config.api_keys:
+        said.append("Without API keys greenroom answers to addresses and the names in allowed_hosts alone: add an Ingress's, or set keys.")
+    for name, (_, users) in _claims(intent, options).items():
+        if len(users) > 1:
+            said.append(f"{len(users)} workloads mount the claim {name}: its storage class must offer ReadWriteMany (see --storage-class).")
     if intent.target == "amd":
         said.append("/dev/kfd belongs to the group render on most nodes: add its number to supplementalGroups if the engine is refused.")
     return tuple(said)

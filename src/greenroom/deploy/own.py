@@ -22,6 +22,7 @@ from greenroom.engines.generic import Generic
 CONFIG_FILE = "greenroom.yaml"
 CONFIG_PLACE = f"/etc/greenroom/{CONFIG_FILE}"
 STATE_PLACE = "/var/lib/greenroom"
+CLUSTER_DOMAIN = "cluster.local"  # unless a cluster was made with another
 OWN_START_S = 60.0
 OWN_STOP_S = 35.0  # requests in flight have 30
 
@@ -44,8 +45,8 @@ class Own(Basis):
             peers = [replace(peer, tls_ca=places.place(os.path.abspath(peer.tls_ca))) if peer.tls_ca else peer for peer in config.peers]
             config = replace(config, peers=tuple(peers))
             self._tell_of_loopback(config)
-            if not is_loopback(host) and host not in ("0.0.0.0", "::") and host not in config.allowed_hosts and not config.keys:
-                config = replace(config, allowed_hosts=(*config.allowed_hosts, host))
+            if not config.keys:
+                config = replace(config, allowed_hosts=tuple(dict.fromkeys((*config.allowed_hosts, *self._called(host)))))
         text = write.text_of(config, self.vault.keys, comments=self.head("The models, and how they share the devices."))
         workload = self._own_workload(config, text, places, host, port)
         return self.intent("greenroom", (workload,), config, text, host)
@@ -82,6 +83,13 @@ class Own(Basis):
             stop_s=OWN_STOP_S + max((model.stop_s_max for model in config.models), default=0.0),
             host_port=port,
         )
+
+    def _called(self, host: str) -> tuple[str, ...]:
+        """What its neighbours call it; without keys greenroom answers to names that it knows alone."""
+        published = () if is_loopback(host) or host in ("0.0.0.0", "::") else (host,)
+        name, space = self.name, self.options.namespace
+        service = (f"{name}.{space}", f"{name}.{space}.svc", f"{name}.{space}.svc.{CLUSTER_DOMAIN}") if self.options.in_cluster else ()
+        return (*published, name, *service)
 
     def _tell_of_loopback(self, config: Config) -> None:
         """Addresses of this host that would mean the container itself."""

@@ -40,8 +40,10 @@ def files(intent: Intent, *, rootful: bool = False) -> Files:
         build = [f"ImageTag={_whole(intent.workloads[0].image)}", f"File=./{containerfile.FILE}", "SetWorkingDirectory=unit"]
         out[f"{intent.name}.build"] = _unit(intent, [("Build", build), ("Service", [f"TimeoutStartSec={PULL_S}"])])
         out[containerfile.FILE] = intent.builds
-    if intent.mode == "engines":
-        out[f"{intent.name}.network"] = _unit(intent, [("Network", [f"NetworkName={intent.name}"])])
+    if _has_network(intent, rootful):
+        # podman's own network has no IPv6: a port that is published there would lead nowhere.
+        ipv6 = ["IPv6=true"] if ":" in intent.listen_host else []
+        out[f"{intent.name}.network"] = _unit(intent, [("Network", [f"NetworkName={intent.name}", *ipv6])])
     if any(mount.kind == "config" for workload in intent.workloads for mount in workload.mounts):
         out["greenroom.yaml"] = intent.config_text
     return out
@@ -61,8 +63,8 @@ def _container(intent: Intent, workload: Workload, rootful: bool) -> str:
     container += [f"Environment={escape.word(f'{name}={value}')}" for name, value in workload.env]
     container += [f"EnvironmentFile=./{workload.name}.env"] if workload.secret_env else []
     container += [_port(intent, workload)] if workload.host_port else []
-    container += [f"Network={intent.name}.network"] if intent.mode == "engines" else []
-    container += [_mount(mount) for mount in workload.mounts]
+    container += [f"Network={intent.name}.network"] if _has_network(intent, rootful) else []
+    container += [_mount(mount, moves=_is_apart(workload, rootful)) for mount in workload.mounts]
     container += _devices(workload.share, rootful)
     container += _health(workload)
     container += _confinement(workload, rootful)
@@ -92,8 +94,20 @@ def _steps(intent: Intent, workload: Workload, rootful: bool) -> tuple[str, ...]
     folder = "/etc/containers/systemd" if rootful else "~/.config/containers/systemd"
     systemctl = "systemctl" if rootful else "systemctl --user"
     secrets = (f"First: cp {workload.name}.env.example {workload.name}.env, chmod 600, fill it in.",) if workload.secret_env else ()
+    apart = (
+        (
+            "Its users are none of the host's: /etc/subuid and /etc/subgid need a line such as containers:2147483647:2147483648,",
+            "and the files it reads must be readable for everybody.  Without UserNS=auto neither is needed.",
+        )
+        if _is_apart(workload, rootful)
+        else ()
+    )
+    is_nvidia = workload.share.vendor == "nvidia"
+    cdi = ("podman finds the GPUs by /etc/cdi/nvidia.yaml: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",) if is_nvidia else ()
+    is_configured = any(mount.kind == "config" for mount in workload.mounts)
+    changed = (f"After a change of greenroom.yaml: {systemctl} restart {workload.name}",) if is_configured else ()
     linger = () if rootful else ("It runs without anybody logged in after: loginctl enable-linger",)
-    return (*secrets, f"To {folder}, then: {systemctl} daemon-reload && {systemctl} start {workload.name}", *linger)
+    return (*secrets, f"To {folder}, then: {systemctl} daemon-reload && {systemctl} start {workload.name}", *changed, *cdi, *apart, *linger)
 
 
 def _command(workload: Workload) -> Lines:
@@ -106,14 +120,23 @@ def _command(workload: Workload) -> Lines:
     return [f"Entrypoint={_whole(argv[0])}", *rest]
 
 
+def _has_network(intent: Intent, rootful: bool) -> bool:
+    """Engines find each other by name; without root, ports are published in another way, which knows IPv6."""
+    return intent.mode == "engines" or (rootful and ":" in intent.listen_host)
+
+
 def _port(intent: Intent, workload: Workload) -> str:
+    if intent.listen_host == "::":  # all addresses of both families, as greenroom itself takes it; podman would take it for IPv6 alone
+        return f"PublishPort={workload.host_port}:{workload.port}"
     host = f"[{intent.listen_host}]" if ":" in intent.listen_host else intent.listen_host
     return f"PublishPort={host}:{workload.host_port}:{workload.port}"
 
 
-def _mount(mount: Mount) -> str:
+def _mount(mount: Mount, *, moves: bool = False) -> str:
+    """`moves`: the container's users may be others at each start, so a volume is made theirs anew."""
     if mount.kind == "volume":
-        return f"Volume={mount.source}.volume:{mount.target}{':ro' if mount.read_only else ''}"
+        options = ",".join(["ro"] * mount.read_only + ["U"] * (moves and not mount.read_only))
+        return f"Volume={mount.source}.volume:{mount.target}{f':{options}' if options else ''}"
     source = f"./{mount.source}" if mount.kind == "config" else mount.source
     pairs = [("type", "image" if mount.kind == "image" else "bind"), ("source", source), ("destination", mount.target)]
     if mount.kind == "image":
@@ -148,7 +171,7 @@ def _health(workload: Workload) -> Lines:
     if probe is None:
         return ["HealthCmd=none"]
     return [
-        f"HealthCmd={_whole(json.dumps(health.command(probe)))}",
+        f"HealthCmd={_whole(json.dumps(health.command(workload)))}",
         f"HealthInterval={math.ceil(probe.period_s)}s",
         f"HealthTimeout={health.TIMEOUT_S + 1}s",
         f"HealthRetries={health.RETRIES}",
@@ -163,10 +186,16 @@ def _confinement(workload: Workload, rootful: bool) -> Lines:
     # Labels would have to be changed on the models' own files, and devices are closed to labelled containers.
     lines += ["SecurityLabelDisable=true"]
     # Nodes of AMD and Intel cards are open to root and a group of the host; users of another namespace are neither.
-    lines += ["UserNS=auto"] if rootful and workload.share.vendor in ("nvidia", "cpu") else []
+    lines += ["UserNS=auto"] if _is_apart(workload, rootful) else []
     lines += [f"ShmSize={workload.shm_mib}m"] if workload.shm_mib else []
     lines += [f"PodmanArgs=--memory={workload.memory_mib}m"] if workload.memory_mib else []
     return [*lines, f"StopTimeout={math.ceil(workload.stop_s)}"]
+
+
+def _is_apart(workload: Workload, rootful: bool) -> bool:
+    """Its users are none of the host's.  Not where it writes into a folder of the host, which they could not."""
+    writes = any(mount.kind == "bind" and not mount.read_only for mount in workload.mounts)
+    return rootful and workload.share.vendor in ("nvidia", "cpu") and not writes
 
 
 def _secrets(intent: Intent, workload: Workload) -> str:

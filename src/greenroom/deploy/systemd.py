@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import shlex
 
+from greenroom.config.errors import one_line
+from greenroom.config.model import ModelConfig
 from greenroom.deploy import escape
+from greenroom.deploy.commands import dialect
 from greenroom.deploy.files import commented, head
 from greenroom.deploy.intent import Files, Intent, Workload
 from greenroom.deploy.own import CONFIG_FILE
@@ -44,6 +48,9 @@ HARDENING = (
 )
 # A user's manager may not set up mounts and capabilities everywhere.
 USER_HARDENING = ("NoNewPrivileges=true", "RestrictSUIDSGID=true", "LockPersonality=true", "UMask=0077")
+# podman without root calls newuidmap, makes namespaces and unpacks set-uid files: each of the above would end it.
+CONTAINER_HARDENING = ("Delegate=yes", "UMask=0077")
+HOMES = ("/home/", "/root/")
 
 
 def files(intent: Intent, *, user: bool = False, program: str = PROGRAM, run_as: str = "") -> Files:
@@ -56,6 +63,12 @@ def files(intent: Intent, *, user: bool = False, program: str = PROGRAM, run_as:
         raise Unfit("a bare host runs greenroom with its engines as processes; leave --mode engines to quadlet, compose or kube")
     if not program.startswith("/"):
         raise Unfit(f"systemd wants the whole path of a program; {program!r} is none: give --program /usr/local/bin/greenroom")
+    contained = [model.id for model in intent.config.models if _is_contained(model)]
+    if contained and not user and not run_as:
+        raise Unfit(
+            f"{contained[0]} runs in a container, and an account that is made for each start can start none: "
+            "give --run-as ACCOUNT (one that may use podman or docker), or --user"
+        )
     out = {f"{intent.name}.service": _unit(intent, workload, user, program, run_as), CONFIG_FILE: intent.config_text}
     if workload.secret_env:
         lines = head(
@@ -98,10 +111,17 @@ def _unit(intent: Intent, workload: Workload, user: bool, program: str, run_as: 
         f"LimitNOFILE={FILES_MAX}",
         # One engine that the kernel ends for its memory is greenroom's business, not the end of all.
         "OOMPolicy=continue",
-        *(USER_HARDENING if user else (*HARDENING, *written)),
+        *_hardening(intent, user, written),
     ]
     install = ["WantedBy=default.target" if user else "WantedBy=multi-user.target"]
-    text = commented(head(intent.options.get("command", ""), *_steps(intent, workload, user), *intent.notes))
+    text = commented(
+        head(
+            intent.options.get("command", ""),
+            *_steps(intent, workload, user),
+            *_needs(intent, workload, user, run_as, program),
+            *intent.notes,
+        )
+    )
     sections = (("Unit", unit), ("Service", service), ("Install", install))
     return text + "".join(f"\n[{name}]\n" + "".join(f"{line}\n" for line in lines) for name, lines in sections if lines)
 
@@ -120,6 +140,38 @@ def _account(intent: Intent, user: bool, run_as: str) -> list[str]:
     # Nodes of NVIDIA cards are open to everybody; a group that a host lacks would end the start.
     groups = ["SupplementaryGroups=video render"] if intent.target in ("amd", "intel") else []
     return [f"User={escape.value_word(run_as)}", *groups] if run_as else ["DynamicUser=true", *groups]
+
+
+def _hardening(intent: Intent, user: bool, written: list[str]) -> tuple[str, ...]:
+    if any(map(_is_contained, intent.config.models)):
+        return CONTAINER_HARDENING
+    return USER_HARDENING if user else (*HARDENING, *written)
+
+
+def _is_contained(model: ModelConfig) -> bool:
+    return model.container is not None or dialect(model).command.client
+
+
+def _needs(intent: Intent, workload: Workload, user: bool, run_as: str, program: str) -> tuple[str, ...]:
+    """What this host must have, or the first start fails."""
+    said = []
+    bare = {argv[0] for model in intent.config.models if not _is_contained(model) and (argv := dialect(model).command.argv)}
+    if looked_for := sorted(word for word in bare if "/" not in word):
+        said.append(
+            f"{', '.join(map(one_line, looked_for))}: looked for in /usr/local/bin and /usr/bin; elsewhere, write whole paths into `cmd`"
+        )
+    paths = [program, *(mount.source for mount in workload.mounts)]
+    at_home = next((path for path in paths if path.startswith(HOMES)), "")
+    if at_home and not user and not run_as:
+        said.append(
+            f"{one_line(at_home)} may be closed to the account that is made for each start: give --run-as ACCOUNT, or move it to /srv"
+        )
+    written = [one_line(mount.source) for mount in workload.mounts if not mount.read_only]
+    if written and not user:
+        said.append(f"{', '.join(written)} must be there, and writable for {run_as or 'that account'}")
+    if run_as and any(map(_is_contained, intent.config.models)):
+        said.append(f"{one_line(run_as)} needs a session of its own for podman: loginctl enable-linger {shlex.quote(run_as)}")
+    return tuple(said)
 
 
 def _steps(intent: Intent, workload: Workload, user: bool) -> tuple[str, ...]:
