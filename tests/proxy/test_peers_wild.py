@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -184,3 +185,29 @@ def step(what: str, waiter: Waiter, ticket: object) -> None:
     else:
         waiter.grant = None
         finish(Outcome.CLIENT_GONE, 0, 0, None)
+
+
+def test_who_is_over_as_soon_as_this_machine_admits_can_say_so() -> None:
+    """A preferred peer fails, this machine admits at once, and the request ends within that word: its ticket hears of it."""
+
+    class Hasty(Waiter):
+        ticket: Any = None
+
+        def admitted(self, grant: Grant) -> None:
+            if grant.far is not None:
+                super().admitted(grant)
+                return
+            self.grant = grant
+            self.ticket.finish(Outcome.CLIENT_GONE, 0, 0, None)
+
+    local = FakeAdmissions()
+    door = PeerDoor(local, Peers([a_peer("a", 1, models=("m",), prefer=True)]), itertools.count(1).__next__, lambda: 0.0)
+    door.peers.catalog(Catalog(models={"m": ModelRoute("m")}, names={"m": "m"}))
+    waiter = Hasty()
+    waiter.ticket = door.ask(Wish("m", "m", "/v1/x"), waiter)
+    assert waiter.asked == ["a"]
+    waiter.ticket.lost("it takes no connection")
+    assert waiter.refusal is None
+    (ticket,) = local.tickets
+    assert ticket.named("finish") == [("finish", Outcome.CLIENT_GONE, 0, 0)]
+    assert not door.open

@@ -374,13 +374,15 @@ class Crossing:
     It is the Waiter of this machine and the Ticket of them all.
     """
 
-    __slots__ = ("_after", "_before", "_door", "_waiter", "_wish", "ticket")
+    __slots__ = ("_after", "_before", "_door", "_early", "_is_asking", "_waiter", "_wish", "ticket")
 
     def __init__(self, door: PeerDoor, wish: Wish, waiter: Waiter, targets: tuple[Target, ...]) -> None:
         self._door, self._wish, self._waiter = door, wish, waiter
         self._before = tuple(target for target in targets if target.peer.prefer)
         self._after = tuple(target for target in targets if not target.peer.prefer)
         self.ticket: Ticket | None = None
+        self._is_asking = False  # this machine, which has not yet given a ticket
+        self._early: Grant | None = None  # came meanwhile
 
     def begin(self) -> None:
         if not self._before:
@@ -391,10 +393,16 @@ class Crossing:
         visit.begin()
 
     def _ask_here(self) -> None:
-        self.ticket = None
-        ticket = self._door.local.ask(self._wish, self)
+        self.ticket, self._is_asking = None, True
+        try:
+            ticket = self._door.local.ask(self._wish, self)
+        finally:
+            self._is_asking = False
         if self.ticket is None:  # else it was refused at once, and has gone on
             self.ticket = ticket
+        early, self._early = self._early, None
+        if early is not None:
+            self._waiter.admitted(early)
 
     @property
     def request(self) -> int:
@@ -410,7 +418,10 @@ class Crossing:
         return found if isinstance(found, float) else None
 
     def admitted(self, grant: Grant) -> None:
-        self._waiter.admitted(grant)
+        if self._is_asking:
+            self._early = grant  # who is admitted may be over at once, and says so to the ticket
+        else:
+            self._waiter.admitted(grant)
 
     def refused(self, refusal: Refusal) -> None:
         if not self._after or refusal.status not in OVERFLOWS or refusal.code in STAYS:

@@ -123,9 +123,8 @@ class PeerWatch:
                 probe.give_up(f"it sent no answer to GET {probe.peer.probe} within {PROBE_S_MAX:g} s")
             if probe.is_over:
                 self._running.remove(probe)
-                standing = peers.standings.get(probe.peer.id)
-                if standing is not None:
-                    judge(standing, now, probe.verdict or "")
+                if any(peer.id == probe.peer.id and peer.identity == probe.peer.identity for peer in peers.all):  # no other by now
+                    judge(peers.standings[probe.peer.id], now, probe.verdict or "")
         busy = {probe.peer.id for probe in self._running}
         for peer in peers.all:
             standing = peers.standings[peer.id]
