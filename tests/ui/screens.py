@@ -59,6 +59,13 @@ async def invented(browser: Any) -> None:
         await page.close()
     async with Stand(lambda now: scenes.crowd(now, 200, 30)) as stand:
         await (await shot(browser, stand.url, "10-200-models", "stage", "dark")).close()
+    async with Stand(scenes.far) as stand:
+        for name, at, theme, size in (
+            ("13-files-and-peers", "stage", "dark", WIDE),
+            ("14-fetch", "model/gemma-12b", "light", WIDE),
+            ("14-phone-fetch", "model/gemma-12b", "dark", PHONE),
+        ):
+            await (await shot(browser, stand.url, name, at, theme, size)).close()
     async with Stand(scenes.hostile) as stand:
         await (await shot(browser, stand.url, "11-hostile-names", "stage", "light")).close()
 

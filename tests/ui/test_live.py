@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from tests.stories.rig import Rig, fake, vllm
+from tests.stories.test_a_first_request_fetches_its_model import from_there, origin
+from tests.stories.test_a_first_request_fetches_its_model import rig as fetching_rig
+from tests.stories.test_peers_answer_behind_the_same_address import a_rig
 from tests.ui.conftest import Open
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
@@ -161,3 +164,53 @@ async def test_the_playground_is_an_ordinary_client(tmp_path: Path, visit: Open)
         await page.locator(".turn[aria-busy=false]").wait_for()
         assert (await page.locator(".turn").nth(1).inner_text()).strip()
         assert len(rig.chats("chat")) == 1
+
+
+async def test_a_fetch_is_begun_watched_and_stopped_on_the_page(tmp_path: Path, visit: Open, tiny_chat: Path) -> None:
+    """Half of the file has come when it is stopped; the next fetch goes on, and whoever asks meanwhile is seen to wait for it."""
+    body = await asyncio.to_thread(tiny_chat.read_bytes)
+    async with (
+        origin(body) as there,
+        fetching_rig(tmp_path, **{"late/7b": from_there(there.url)}) as rig,
+        visit(f"http://127.0.0.1:{rig.port}") as page,
+    ):
+        tile = page.locator(".home a[data-m='late/7b']")
+        await tile.get_by_text("not here yet").wait_for()
+        await tile.click()
+        await page.get_by_role("button", name="Fetch now late/7b").click()
+        bar = page.get_by_role("progressbar", name="Fetch")
+        await page.locator("[role=progressbar][aria-valuenow]").wait_for()
+        await page.get_by_role("button", name="Stop fetching late/7b").click()
+        await bar.wait_for(state="detached")
+        await page.get_by_text("the fetch of late/7b was stopped; what has come is kept").first.wait_for()
+        await page.get_by_role("button", name="Fetch now late/7b").click()
+        await bar.wait_for()
+        asked = asyncio.create_task(rig.chat("late/7b"))
+        await page.get_by_text("1 request waits for it").wait_for()
+        there.go.set()
+        await page.locator(".head .s-ready").wait_for()
+        assert (await asked).status == 200
+        assert await page.locator(".files").count() == 0
+
+
+async def test_a_peer_that_goes_down_is_seen(tmp_path: Path, visit: Open) -> None:
+    """Its requests are counted as they end, and what it said last stands there; nothing is read anew for that."""
+    async with a_rig(tmp_path / "far", {"big": fake()}) as far:
+        config = {"peers": {"box": {"proxy": f"http://127.0.0.1:{far.port}", "models": ["big"]}}}
+        async with (
+            a_rig(tmp_path / "near", {"small": fake()}, config=config, may_abort=True) as near,
+            visit(f"http://127.0.0.1:{near.port}") as page,
+        ):
+            row = page.locator(".peers tbody tr").first
+            await row.locator(".s-ready").wait_for()
+            assert (await near.chat("big")).status == 200
+            await row.locator("td:nth-child(5)", has_text="1").wait_for()
+            await page.goto(f"{page.url.partition('#')[0]}#/play?model=big")
+            await page.get_by_text("Another server answers: box.").wait_for()
+            await page.goto(f"{page.url.partition('#')[0]}#/stage")
+            await far.stop_server()
+            for _ in range(3):
+                await near.chat("big")
+            await row.locator(".s-failed").wait_for()
+            await page.get_by_text("Last error").wait_for()
+            await page.get_by_text("Peer box does not answer.").wait_for()

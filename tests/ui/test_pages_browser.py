@@ -215,6 +215,36 @@ async def test_looking_sends_nothing_but_questions_to_the_control_plane(visit: O
         assert not [target for _, target, _ in stand.calls if not target.startswith("/api/")]
 
 
+async def test_advice_of_a_short_time_is_told_in_counts(visit: Open) -> None:
+    """Per hour only what was seen for ten minutes."""
+    async with Stand(scenes.turns) as stand:
+        assert stand.advice is not None
+        (one,) = stand.advice["thrash"]
+        async with visit(stand.url, "advice") as page:
+            await page.get_by_text("swaps an hour").wait_for()
+            await page.get_by_text("46 swaps/h").wait_for()
+        one.update(
+            {
+                "swaps": 83,
+                "seconds": 80.2,
+                "swaps_h": None,
+                "switching_s": 31.0,
+                "draining_s": 9.0,
+                "switching_s_h": None,
+                "draining_s_h": None,
+            }
+        )
+        one["fixes"] = [{**fix, "swaps": fix["swaps_h"], "swaps_h": None} for fix in one["fixes"]]
+        async with visit(stand.url, "advice") as page:
+            cost = page.locator(".cost")
+            await cost.wait_for()
+            said = (await cost.inner_text()).replace("\u00a0", " ").split("\n")
+            assert {"83", "swaps in 80 s", "40 s", "lost in that time"} <= set(said)
+            shown = await page.locator(".tip-card", has_text="take turns").inner_text()
+            assert "46 swaps" in shown
+            assert not [word for word in ("an hour", "each hour", "/h ") if word in shown.replace("refused 210/h", "")]
+
+
 # ------------------------------------------------------------------------------------------------- names, width, crowd
 
 
