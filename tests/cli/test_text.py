@@ -9,10 +9,20 @@ from greenroom.cli import text
 
 @pytest.mark.parametrize(
     ("mib", "words"),
-    [(None, "-"), (0, "0 MiB"), (512, "512 MiB"), (1023, "1023 MiB"), (1024, "1.0 GiB"), (4403, "4.3 GiB"), (2_000_000, "1,953 GiB")],
+    [
+        (None, "-"),
+        (0, "0 MiB"),
+        (120 / 1024, "120 KiB"),
+        (0.7, "1 MiB"),
+        (512, "512 MiB"),
+        (1023, "1023 MiB"),
+        (1024, "1.0 GiB"),
+        (4403, "4.3 GiB"),
+        (2_000_000, "1,953 GiB"),
+    ],
 )
 def test_sizes(mib: int | None, words: str) -> None:
-    """MiB below one GiB, then GiB; unknown is a dash."""
+    """MiB below one GiB, then GiB; what would be 0 MiB in KiB; unknown is a dash."""
     assert text.size(mib) == words
 
 

@@ -70,9 +70,11 @@ def wrapped(text: str, cells_max: int, lines_max: int) -> list[str]:
 
 
 def size(mib: float | None) -> str:
-    """`512 MiB`, `4.3 GiB`; `-` when it is not known."""
+    """`512 MiB`, `4.3 GiB`, `120 KiB` for what would be 0 MiB; `-` when it is not known."""
     if mib is None:
         return "-"
+    if 0 < abs(mib) < 0.5:
+        return f"{mib * 1024:.0f} KiB"
     if abs(mib) < GIB_MIB:
         return f"{mib:.0f} MiB"
     gib = mib / GIB_MIB
