@@ -466,7 +466,8 @@ async def test_what_does_not_fit_is_refused_before_the_first_byte(fake: Fake, sm
     assert fake.blob_requests() == []
 
 
-async def test_a_disk_that_fills_up_in_the_middle_keeps_nothing(fake: Fake, small_disk: Path) -> None:
+@pytest.mark.parametrize("alone", [True, False])
+async def test_a_disk_that_fills_up_in_the_middle_keeps_nothing(fake: Fake, small_disk: Path, alone: bool) -> None:
     """The models that are there are not touched."""
     library = Library(small_disk / "store")
     there = await Puller(library).pull(named_in(fake))
@@ -474,7 +475,7 @@ async def test_a_disk_that_fills_up_in_the_middle_keeps_nothing(fake: Fake, smal
     fake.hold("mid", ("mid.gguf", data))
 
     fake.pause_at = 3 * MIB
-    pull = asyncio.ensure_future(Puller(library).pull(named_in(fake, "mid")))
+    pull = asyncio.ensure_future(Puller(library, Options(alone=alone)).pull(named_in(fake, "mid")))
     await fake.paused.wait()
     fill(small_disk / "other")
     fake.pause_at = None
