@@ -14,6 +14,8 @@ from greenroom.config.model import Config
 from greenroom.core.facts import Outcome
 from greenroom.proxy.admission import Catalog, Grant, ModelRoute, Refusal, Wish
 from greenroom.proxy.peer_door import PeerDoor, Peers
+from greenroom.proxy.record import Record
+from greenroom.serve.accounts import Accounts
 from greenroom.serve.peers import METRICS, PeersShown, peers_of
 from greenroom.serve.server import hide_keys
 from tests.proxy.peer_world import a_certificate
@@ -116,7 +118,7 @@ def test_what_is_told_of_peers() -> None:
     door.ask(Wish("x", "x", "/v1/x"), waiter).lost("it takes no connection")
     (first, second), one = waiter.grants, shown.status()
     assert (first.far.peer, second.far.peer) == ("p", "q")  # type: ignore[union-attr]
-    assert "sk-abcdefghij" not in repr(one) + shown.metrics()
+    assert "sk-abcdefghij" not in repr(one) + shown.metrics(Accounts())
     assert one[0] == {
         "id": "p",
         "proxy": "https://h:1",
@@ -162,14 +164,29 @@ def test_a_model_that_a_peer_cannot_serve_is_told_apart() -> None:
 def test_metrics_are_what_is_documented() -> None:
     """Every name with its labels; nothing without peers."""
     door, _, _ = a_door("  p: {proxy: http://h, models: [x]}")
-    families = list(text_string_to_metric_families(PeersShown(door).metrics()))
+    families = list(text_string_to_metric_families(PeersShown(door).metrics(Accounts())))
     found = {sample.name: tuple(sample.labels) for family in families for sample in family.samples}
     assert found == {name: metric.labels for name, metric in METRICS.items()}
     page = (ROOT / "docs/metrics.md").read_text()
     for name, metric in METRICS.items():
         assert f"| `{name}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.help} |" in page
     door.peers = Peers()
-    assert PeersShown(door).metrics() == ""
+    assert PeersShown(door).metrics(Accounts()) == ""
+
+
+def test_tokens_that_went_through_a_peer_are_counted() -> None:
+    """By the peer that answered, in both directions; what engines here answered is not among them."""
+    door, _, _ = a_door("  p: {proxy: http://h, models: [x]}\n  q: {proxy: http://i, models: [x]}")
+    accounts = Accounts()
+    for peer, told in (("p", (7, 30)), ("p", (None, 12)), ("", (100, 100))):
+        accounts.on_request_end(Record("x", "inference", "POST", "/v1/x", "k", 200, "ok", "hot", 1, 2, 0, 0.1, 0.2, *told, 1, peer))
+    found = {
+        (sample.labels["peer"], sample.labels["direction"]): sample.value
+        for family in text_string_to_metric_families(PeersShown(door).metrics(accounts))
+        for sample in family.samples
+        if sample.name == "greenroom_peer_tokens_total"
+    }
+    assert found == {("p", "in"): 7, ("p", "out"): 42, ("q", "in"): 0, ("q", "out"): 0}
 
 
 def test_engines_do_not_inherit_a_peers_key(monkeypatch: pytest.MonkeyPatch) -> None:

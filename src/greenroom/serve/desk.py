@@ -286,7 +286,7 @@ class Desk(Lookout):
         page, uptime_s = Page(), self.uptime_s()
         for _ in self._metrics.fill(page, view, version=self.version, uptime_s=uptime_s, requests=self._accounts.of, dropped=dropped):
             await asyncio.sleep(0)  # requests are not kept waiting for figures
-        text = page.text() + (self.peers.metrics() if self.peers is not None else "")
+        text = page.text() + (self.peers.metrics(self._accounts) if self.peers is not None else "")
         return text + await engine_metrics.gather(view, self._crew.running.get) if engines else text
 
 

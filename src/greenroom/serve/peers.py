@@ -16,6 +16,8 @@ from greenroom.proxy.admission import ModelRoute
 from greenroom.proxy.peer_door import ENDED, Peer, PeerDoor, Peers
 from greenroom.proxy.upstream import Line
 
+from .accounts import Accounts
+
 IDLE_S: Final = 30.0  # an idle connection to a peer is kept so long: opening one costs more than to an engine
 PORTS: Final = {"http": 80, "https": 443}
 
@@ -28,6 +30,7 @@ METRICS: Final[Mapping[str, Metric]] = {
     "greenroom_peer_failures_total": Metric(
         "counter", ("peer",), "Times a peer gave no answer, broke one off, or answered 502, 503 or 504."
     ),
+    "greenroom_peer_tokens_total": Metric("counter", ("peer", "direction"), "Tokens as peers counted them; in: prompt, out: answer."),
 }
 
 
@@ -123,7 +126,7 @@ class PeersShown:
             "outcomes": {outcome: standing.outcomes[outcome] for outcome in ENDED},
         }
 
-    def metrics(self) -> str:
+    def metrics(self, accounts: Accounts) -> str:
         """Prometheus text; "" without peers."""
         peers = self.door.peers
         if not peers.all:
@@ -134,6 +137,8 @@ class PeersShown:
             lines["greenroom_peer_up"].append(f"{{{label}}} {int(standing.is_up)}")
             lines["greenroom_peer_in_flight"].append(f"{{{label}}} {standing.in_flight}")
             lines["greenroom_peer_failures_total"].append(f"{{{label}}} {standing.failures}")
+            for direction, count in zip(("in", "out"), accounts.tokens_of_peer(peer.id), strict=True):
+                lines["greenroom_peer_tokens_total"].append(f'{{{label},direction="{direction}"}} {count}')
             for outcome in ENDED:
                 lines["greenroom_peer_requests_total"].append(f'{{{label},outcome="{outcome}"}} {standing.outcomes[outcome]}')
         return "".join(text_of(name, samples) for name, samples in lines.items())
