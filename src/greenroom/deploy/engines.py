@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from greenroom.config import secrets, write
 from greenroom.config.model import ContainerConfig, ModelConfig
@@ -108,11 +109,10 @@ class Engines(Basis):
             *self._caches(engine, env),
         )
         env = tuple((key, value) for key, value in env if key not in secret_env)
-        ready = engine.readiness()
-        probe = Probe(f"{ready.base_path}{ready.path}" if ready.path is not None else "", port, model.start_s_max)
-        return Workload(
+        return self._workload(
+            model,
+            engine,
             name=name,
-            model=model.id,
             image=image,
             argv=argv[1:] if own_entry else argv,
             port=port,
@@ -120,18 +120,29 @@ class Engines(Basis):
             secret_env=tuple(sorted(secret_env.items())),
             mounts=mounts,
             share=share,
-            memory_mib=_host_memory(model, share),
             shm_mib=self.shm((model,)),
+            args_entrypoint=not own_entry,
+            host_port=host_port,
+        )
+
+    def _workload(self, model: ModelConfig, engine: Generic, *, port: int, share: Share, **more: Any) -> Workload:
+        """With what follows from the model alone."""
+        ready = engine.readiness()
+        probe = Probe(f"{ready.base_path}{ready.path}" if ready.path is not None else "", port, model.start_s_max)
+        return Workload(
+            model=model.id,
+            port=port,
+            share=share,
+            memory_mib=_host_memory(model, share),
             live=probe,
             ready=probe,
             stop_s=model.stop_s_max,
-            args_entrypoint=not own_entry,
             aliases=model.aliases,
             source=model,
             gpu_mib=self.options.gpu_mib.get(model.id, model.memory_mib if share.count else None),
-            host_port=host_port,
             kind=engine.kind,
             tcp_only=ready.path is None,
+            **more,
         )
 
     def _client(self, model: ModelConfig, engine: Generic, name: str, host_port: int) -> Workload:
@@ -161,11 +172,10 @@ class Engines(Basis):
         told = {name: self.vault.keys[value] for name, value in env.items() if value in self.vault.keys and is_secret(name)}
         absent = {name: name for name, value in run.env.items() if value is None and name not in given}
         hidden = {**secret_argv, **told, **absent}
-        ready = engine.readiness()
-        probe = Probe(f"{ready.base_path}{ready.path}" if ready.path is not None else "", inside, model.start_s_max)
-        return Workload(
+        return self._workload(
+            model,
+            engine,
             name=name,
-            model=model.id,
             image=self.options.engine_images.get(model.id) or run.image,
             argv=argv,
             port=inside,
@@ -173,18 +183,9 @@ class Engines(Basis):
             secret_env=tuple(sorted(hidden.items())),
             mounts=volume_mounts(run.volumes),
             share=share,
-            memory_mib=_host_memory(model, share),
             shm_mib=run.shm_mib or self.shm((model,)),
-            live=probe,
-            ready=probe,
-            stop_s=model.stop_s_max,
             args_entrypoint=bool(run.entrypoint),
-            aliases=model.aliases,
-            source=model,
-            gpu_mib=self.options.gpu_mib.get(model.id, model.memory_mib if share.count else None),
             host_port=host_port,
-            kind=engine.kind,
-            tcp_only=ready.path is None,
         )
 
     def _image(self, model: ModelConfig, engine: Generic) -> str:
