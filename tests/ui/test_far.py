@@ -127,6 +127,17 @@ async def test_a_fetch_that_failed_says_why_until_the_next_one(visit: Open) -> N
         await page.locator(".files .warn").wait_for(state="detached")
 
 
+async def test_an_engine_that_is_still_there_keeps_its_buttons_while_new_files_come(visit: Open) -> None:
+    """Its reference was changed by a reload: what runs is told as what runs."""
+    async with Stand(scenes.far) as stand:
+        coming = scenes.fetch("hf://org/new:Q4", done=1, total=4)
+        stand.entry("sql-7b").update(reference="hf://org/new:Q4", absent=True, fetch=coming)
+        async with visit(stand.url) as page:
+            row = page.locator("tr[data-m='sql-7b']").first
+            assert "ready" in await row.inner_text()
+            assert await row.locator("button").all_inner_texts() == ["Unload"]
+
+
 async def test_the_playground_says_that_a_request_fetches_first(visit: Open) -> None:
     async with Stand(scenes.far) as stand, visit(stand.url, "play?model=olmo-7b") as page:
         assert "sending this fetches them first, and waits" in await text_of(page, ".expect")

@@ -54,12 +54,13 @@ function model(raw, old, hasCard, age) {
   const sooner = s => (s == null ? null : Math.max(0, s - age));
   const instances = raw.instances || [];
   const first = instances[0];
+  const isAbsent = !!raw.absent && !first; // under a new reference the old engine may still be leaving
   const devices = [...new Set(instances.flatMap(one => one.devices || []))];
   const level = first?.level || 0;
   const onRam = devices.includes('ram');
   return {
     id: raw.id, raw, signature, hue: hueOf(raw.id), state: raw.state, level, pinned: !!raw.pinned,
-    reference: raw.reference || '', absent: !!raw.absent, fetch: fetchOf(raw.fetch, age), face: raw.fetch ? 'fetching' : raw.absent ? 'absent' : raw.state,
+    reference: raw.reference || '', absent: isAbsent, fetch: fetchOf(raw.fetch, age), face: !isAbsent ? raw.state : raw.fetch ? 'fetching' : 'absent',
     engine: raw.engine || '', aliases: raw.aliases || [], instances, devices,
     queued: raw.queued || 0, oldest_s: older(raw.oldest_s), eta_s: sooner(raw.eta_s),
     inFlight: sum(instances.map(one => one.in_flight)),
@@ -78,7 +79,7 @@ function model(raw, old, hasCard, age) {
 function noteOf(raw, first) {
   const gate = first?.gated_for ?? raw.gated_for;
   if (gate) return `gated: ${gate} is next`;
-  if (raw.absent || raw.fetch) return ''; // its state says it all
+  if (raw.absent && !first) return ''; // its state says it all
   const progress = fresher(first?.progress || raw.progress, raw.state);
   if (progress) return [progress.phase, progress.fraction == null ? '' : `${Math.round(progress.fraction * 100)} %`].filter(Boolean).join(' ');
   if (raw.note) return raw.note;
