@@ -50,7 +50,7 @@ def test_a_prompt_is_answered_once(tmp_path: Path, tiny_chat: Path) -> None:
 
 @pytest.mark.engine
 def test_a_terminal_holds_a_conversation(tmp_path: Path, tiny_chat: Path) -> None:
-    """Lines are answered in turn, commands obeyed, an unknown one told; /bye ends it."""
+    """Lines are answered in turn, edited and brought back, commands obeyed, an unknown one told; /bye ends it."""
     parent, child = pty.openpty()
     process = subprocess.Popen(
         [*PROGRAM, "run", str(tiny_chat), "--max-tokens", "4"],
@@ -79,6 +79,12 @@ def test_a_terminal_holds_a_conversation(tmp_path: Path, tiny_chat: Path) -> Non
         until(">>> ")
         say("/nonsense")
         until("there is no /nonsense")
+        until(">>> ")
+        say("\x1b[A")  # the key up: the line before
+        until("there is no /nonsense")
+        until(">>> ")
+        say("/help" + "x" * 5000)  # more than a terminal's own line takes
+        until("x" * 50 + ";")
         until(">>> ")
         say("hello")
         until(">>> ")

@@ -216,6 +216,7 @@ class Chat:
         return 0
 
     def loop(self, console: Console) -> int:
+        edit_lines()
         console.print(f"[dim]{text.safe(self.model)}; /help tells what else you can type[/dim]", markup=True)
         while True:
             try:
@@ -308,6 +309,14 @@ def _reason(body: bytes) -> str:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return body[:ERROR_BYTES_SHOWN].decode(errors="replace") or "no answer"
+
+
+def edit_lines() -> None:
+    """`input` with keys that move and past lines that come back; and no line is cut at the 4096 bytes of a terminal's own."""
+    with contextlib.suppress(ImportError):
+        import readline
+
+        readline.set_auto_history(True)
 
 
 def read() -> str:
