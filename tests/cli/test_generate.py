@@ -227,3 +227,32 @@ def test_every_format_has_its_help(form: str) -> None:
     """All that are listed can be imported."""
     assert run(form, "--help").exit_code == 0
     assert form in run("--help").output
+
+
+def test_devices_are_named_one_by_one_or_with_commas(home: Path) -> None:
+    """`--gpu 0,1` is two devices; what names none is refused before anything is written."""
+    both = run("quadlet", "--target", "nvidia", "--gpu", "0,1").output
+    assert [line for line in both.splitlines() if line.startswith("AddDevice=")] == [
+        "AddDevice=nvidia.com/gpu=0",
+        "AddDevice=nvidia.com/gpu=1",
+    ]
+    for text in ("", "0,", "all", "-1", "0 1", "x\nAddDevice=/dev/sda"):
+        done = run("quadlet", "--target", "nvidia", "--gpu", text)
+        assert done.exit_code == 2, text
+        assert "names no device" in done.output
+
+
+def test_a_slice_is_of_an_nvidia_gpu(home: Path) -> None:
+    """It says the target where none is named, and contradicts another."""
+    assert "AddDevice=nvidia.com/gpu=MIG-1" in run("quadlet", "--mig", "3g.40gb", "--gpu", "MIG-1").output
+    done = run("quadlet", "--mig", "3g.40gb", "--target", "amd")
+    assert done.exit_code == 1
+    assert "is a slice of an NVIDIA GPU, and the target is amd" in done.output
+
+
+@pytest.mark.parametrize("words", [("--gpu", "0"), ("--image", "x"), ("--engine-image", "vllm=x"), ("--mig", "3g.40gb")])
+def test_a_bare_host_has_no_containers_to_give_devices_to(home: Path, words: tuple[str, ...]) -> None:
+    """An option without effect is refused, not passed over."""
+    done = run("systemd", *words)
+    assert done.exit_code == 2
+    assert f"{words[0]} means nothing on a host without containers" in done.output

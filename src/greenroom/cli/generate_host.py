@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from greenroom.deploy.intent import Files
 
 
+BARE_HAS_NO = (("--gpu", "gpus"), ("--mig", "mig"), ("--image", "image"), ("--engine-image", "engine_images"))
+
+
 @click.command()
 @inputs
 @shape
@@ -53,6 +56,8 @@ def systemd(user: bool, run_as: str, program: str, **given: Any) -> None:
 
     if user and run_as:
         raise click.UsageError("--run-as is for a system unit; a user's unit runs as that user")
+    if idle := [flag for flag, name in BARE_HAS_NO if given[name]]:
+        raise click.UsageError(f"{idle[0]} means nothing on a host without containers: engines see its devices, and run from its programs")
     intent = intent_of(given, bare=True)
     emit(_fit(lambda: writer.files(intent, user=user, program=program or own_program(), run_as=run_as)), given)
 

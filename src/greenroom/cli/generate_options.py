@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ CONFIG_DEFAULT = "greenroom.yaml"
 CONFIG_ENDINGS = (".yaml", ".yml")
 EXIT_DIFFERENT = 1
 AMD_DEVICE = Path("/dev/kfd")
+DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._-]*")
 # Options that change where files go, not what is in them: left out of the command that files carry.
 PLACES = ("output", "force", "diff")
 
@@ -49,7 +51,9 @@ def shape(function: _F) -> _F:
             help="greenroom with the engines as its processes, or one workload a model without it.",
         ),
         click.option("--target", type=click.Choice(TARGETS), help="The accelerator [default: by the configuration, else this host's]."),
-        click.option("--gpu", "gpus", multiple=True, metavar="UUID|INDEX", help="A device to use; may be repeated."),
+        click.option(
+            "--gpu", "gpus", multiple=True, metavar="UUID|INDEX", help="A device to use; may be repeated, or several with commas."
+        ),
         click.option("--mig", default="", metavar="PROFILE", help="A MIG slice, such as 3g.40gb."),
         click.option("--image", default="", metavar="IMAGE", help="greenroom's own image [default: built from a Containerfile]."),
         click.option("--engine-image", "engine_images", multiple=True, metavar="ENGINE|MODEL=IMAGE", help="An engine's image; repeatable."),
@@ -85,7 +89,7 @@ def intent_of(given: Mapping[str, Any], *, extra: Mapping[str, str] | None = Non
             "listen": given["listen"],
             "image": given["image"],
             "engine_images": _images(given["engine_images"]),
-            "gpus": tuple(given["gpus"]),
+            "gpus": _devices(given["gpus"]),
             "mig": given["mig"],
             "no_auth": given["no_auth"],
             "command": command_line(),
@@ -94,7 +98,7 @@ def intent_of(given: Mapping[str, Any], *, extra: Mapping[str, str] | None = Non
         }
     )
     try:
-        target = given["target"] or guess_target(config, found_vendor())
+        target = given["target"] or ("nvidia" if given["mig"] else guess_target(config, found_vendor()))
         return build(config, mode=given["mode"], target=target, options=options)
     except Unfit as exc:
         raise click.ClickException(str(exc)) from exc
@@ -129,6 +133,14 @@ def _of_references(texts: Sequence[str], engine: str) -> Config:
         return references.config_of([parse_here(text) for text in texts], engine=engine)
     except (StoreError, Unfit) as exc:
         raise click.ClickException(str(exc)) from exc
+
+
+def _devices(texts: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(name.strip() for text in texts for name in text.split(","))
+    for name in names:
+        if name == "all" or not DEVICE.fullmatch(name):
+            raise click.UsageError(f"--gpu {name!r} names no device; write an index or a UUID, such as 0 or GPU-…, or leave it out for all")
+    return names
 
 
 def _images(pairs: Sequence[str]) -> dict[str, str]:

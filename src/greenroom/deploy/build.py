@@ -26,6 +26,8 @@ def build(config: Config, *, mode: str = "greenroom", target: str = "cpu", optio
         raise BuildError(f"there is no target {target!r}; write one of {', '.join(TARGETS)}")
     if options.mig and not MIG_PROFILE.fullmatch(options.mig):
         raise BuildError(f"{options.mig!r} is not a MIG profile; write one such as 3g.40gb")
+    if options.mig and target != "nvidia":
+        raise BuildError(f"{options.mig} is a slice of an NVIDIA GPU, and the target is {target}; leave out --mig, or take --target nvidia")
     if not config.models and (mode == "engines" or not config.peers):
         raise BuildError("there is no model to deploy; name a configuration with models, or references")
     return Engines(config, target, options).engines() if mode == "engines" else Own(config, target, options).greenroom()
