@@ -127,6 +127,7 @@ async def test_a_client_that_leaves_leaves_the_fetch_to_the_next(tmp_path: Path,
     async with origin(model) as there, rig(tmp_path, a=from_there(there.url)) as stage:
         gone = await stage.ask("a")
         await fetching(stage)
+        assert "1 request waits for it" in await stage.why("a")
         gone.close()
         await fetching(stage, waiting=0)
         there.go.set()
@@ -143,6 +144,7 @@ async def test_a_fetch_that_fails_is_told_and_tried_again_later(tmp_path: Path, 
         assert "a could not be fetched" in first.error["message"]
         assert (await stage.kinds("a")).count("fetching") == 1
         assert int(second.headers["retry-after"]) >= 1
+        assert "the next request tries again" in await stage.why("a")
 
 
 async def test_an_operator_stops_a_fetch_and_who_waits_is_told(tmp_path: Path, model: bytes) -> None:

@@ -13,6 +13,7 @@ import click
 
 from greenroom.cli import client, text
 from greenroom.cli.client import Client, Fault, Server
+from greenroom.cli.ps import fetched
 
 # Long waits are asked for in pieces: middle boxes cut a call that is silent for a minute.
 WAIT_PIECE_S = 20.0
@@ -151,6 +152,8 @@ def progress(model: dict[str, Any], *, ascii: bool = False) -> str:
     """One line: `qwen  starting on gpu0  [████░░] 62 % about 3 s`."""
     name = text.safe(model["id"])
     moving = [one for one in model["instances"] if one["state"] not in ("ready", "asleep", "stopped", "failed")]
+    if not moving and model.get("fetch") is not None:
+        return f"{name}  {fetched(model['fetch'])}"
     if not moving:
         eta_s = model.get("eta_s")
         return f"{name}  {text.state(model['state'])}" + ("" if eta_s is None else f", {text.about(eta_s)}")
@@ -169,6 +172,8 @@ def ending(value: dict[str, Any], model: dict[str, Any], operation: str, took_s:
         return f"{name}: {operation} is under way. `greenroom ps` shows how it goes"
     if operation == "sleep" and model["state"] == "asleep":
         return asleep(model, took_s)
+    if operation == "unload" and model.get("absent"):
+        return text.safe(value["message"])  # what was stopped was a fetch, if anything
     said = f"{name} {DONE[operation]}"
     if operation in ("load", "wake") and model["instances"]:
         one = model["instances"][0]

@@ -129,7 +129,8 @@ def next_of_absent(model: dict[str, Any]) -> str:
     if model["state"] == "failed":
         return backing_off(model)
     if model.get("absent"):
-        return fetched(model.get("fetch"))
+        fetch = model.get("fetch")
+        return fetched(fetch) + (f", {fetch['waiting']} waiting" if fetch is not None and fetch["waiting"] else "")
     if model.get("blocked"):
         return blocked(model)
     if model["queued"]:

@@ -245,6 +245,17 @@ class Desk(Lookout):
             return Result(202, f"{model}: {fetch.text()}")
         return Result(503, f"{model} could not be fetched: {fetch.why}", "fetch_failed") if fetch.why else None
 
+    def present(self, model: str) -> tuple[str, Sequence[str]]:
+        """Of one whose files are on their way or could not be fetched, that is what there is to say."""
+        if self.fetching is not None and model in self.fetching.absent:
+            if (fetch := self.fetching.running.get(model)) is not None:
+                count = len(fetch.waiting)
+                who = f"; {count} {'request waits' if count == 1 else 'requests wait'} for it" if count else ""
+                return f"Stopped, and {fetch.text()}{who}.", ()
+            if model in self.fetching.failed:
+                return f"Stopped: its files could not be fetched ({self.fetching.failed[model][1]}); the next request tries again.", ()
+        return super().present(model)
+
     def _fetch_of(self, model: str) -> dict[str, Any] | None:
         fetch = self.fetching.running.get(model) if self.fetching is not None else None
         return {**fetch.plain(), "since_s": rounded(self._shell.clock() - fetch.since)} if fetch is not None else None

@@ -1,0 +1,38 @@
+"""What the commands say of a model whose files are on their way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from greenroom.cli.load import PlainLines, ending, progress
+from greenroom.cli.ps import next_of_absent
+
+FETCH: dict[str, Any] = {"done_bytes": 34, "total_bytes": 100, "eta_s": 12.0, "stage": "fetching", "waiting": 2}
+
+
+def absent(fetch: dict[str, Any] | None) -> dict[str, Any]:
+    return {"id": "qwen", "state": "stopped", "instances": [], "absent": True, "fetch": fetch, "eta_s": 30.0, "queued": 0}
+
+
+def test_a_load_shows_the_fetch_and_not_that_nothing_moves(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each figure on a terminal, one line in a pipe."""
+    assert progress(absent(FETCH)) == "qwen  fetching, 34%, about 12 s"
+    lines = PlainLines("ready")
+    for done in (34, 35):
+        lines(progress(absent({**FETCH, "done_bytes": done})))
+    assert capsys.readouterr().out == "qwen  fetching, 34%, about 12 s\n"
+
+
+def test_who_waits_for_files_is_counted_by_ps() -> None:
+    """They stand in no queue of the scheduler."""
+    assert next_of_absent(absent(FETCH)) == "fetching, 34%, about 12 s, 2 waiting"
+    assert next_of_absent(absent({**FETCH, "waiting": 0})) == "fetching, 34%, about 12 s"
+    assert next_of_absent(absent(None)) == "its files are fetched on request"
+
+
+def test_an_unload_tells_that_it_stopped_a_fetch() -> None:
+    """In the server's words: the model was stopped before."""
+    value = {"done": True, "message": "the fetch of qwen was stopped; what has come is kept"}
+    assert ending(value, absent(None), "unload", 0.1) == value["message"]
