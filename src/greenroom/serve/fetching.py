@@ -1,7 +1,7 @@
 """Models that are not in the store yet: one fetch each, and the requests that wait for it.
 
 A fetch is no transition of the scheduler: nothing is booked before its files are here and tell what they need.  When they
-are, the configuration is read again, and those who waited are asked for like anybody else.
+are, the configuration that holds is planned anew with them, and those who waited are asked for like anybody else.
 """
 
 from __future__ import annotations

@@ -180,8 +180,9 @@ class GreenroomServer:
             self.storeroom.close()
             self.gpus.close()
             end_questions()
-            if left := supervisor.guarded:
-                log.warning("not known to be gone: %s; the watcher goes on to end them, and so does the next start", ", ".join(sorted(left)))
+            if guarded := supervisor.guarded:
+                names = ", ".join(sorted(guarded))
+                log.warning("not known to be gone: %s; the watcher goes on to end them, and so does the next start", names)
             await supervisor.close()
             await asyncio.to_thread(self.ledger.close)
             if self._traces is not None:
