@@ -214,12 +214,12 @@ async def test_no_page_scrolls_sideways(visit: Open, width: int, theme: str) -> 
             assert await page.locator("#view :is(img, script, iframe)").count() == 0
 
 
-@pytest.mark.parametrize("theme", ["dark", "light"])
-async def test_axe_finds_nothing(visit: Open, theme: str) -> None:
+@pytest.mark.parametrize(("theme", "width"), [("dark", 1440), ("light", 1440), ("light", 390)])
+async def test_axe_finds_nothing(visit: Open, theme: str, width: int) -> None:
     source = axe_source()
     if source is None:
         pytest.skip("axe-core is not installed (package axe-playwright-python)")
-    async with Stand(scenes.far) as stand, visit(stand.url, theme=theme, bypass_csp=True) as page:
+    async with Stand(scenes.far) as stand, visit(stand.url, theme=theme, width=width, bypass_csp=True) as page:
         await page.evaluate(source)
         found = []
         for at in PAGES:

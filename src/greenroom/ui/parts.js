@@ -7,7 +7,7 @@ import {modelHref, ui} from './store.js';
 export const glyph = (name, extra = '') => h('svg', {class: `g ${extra}`, 'aria-hidden': 'true'}, h('use', {href: `#g-${name}`}));
 
 export function stateOf(m) {
-  return h('span', {class: `st s-${m.face}`}, glyph(m.face), WORD[m.face] || m.face, m.absent && m.fetch?.share != null ? ` ${percent(m.fetch.share)}` : '',
+  return h('span', {class: `st s-${m.face}`}, glyph(m.face), m.fetch?.stage === 'queued' ? 'waits to be fetched' : WORD[m.face] || m.face, m.absent && m.fetch?.share != null ? ` ${percent(m.fetch.share)}` : '',
     m.state === 'asleep' && m.level ? ` · level ${m.level}` : '', m.state === 'failed' && m.retry_s ? ` · again in ${sec(Math.ceil(m.retry_s))}` : '');
 }
 

@@ -29,7 +29,7 @@ function row(one) {
     cell([h('span', {class: 'name', title: one.id}, one.id), one.proxy ? h('small', {class: 'addr'}, one.proxy) : null]),
     cell(h('span', {class: `st s-${isWell(one) ? 'ready' : 'failed'}`}, glyph(isWell(one) ? 'ready' : 'failed'), h('span', {}, stateOf(one)), one.since_s == null ? '' : h('small', {class: 'opt'}, ` for ${sec(one.since_s)}`))),
     cell(h('span', {title: more > 0 ? models.join('\n') : null}, models.slice(0, NAMED_MAX).join(', '), more > 0 ? ` and ${more} more` : ''), 'wrap'),
-    cell(one.in_flight, 'n'), cell(one.requests, 'n opt'), cell(h('span', {class: one.failures ? 'warn' : ''}, one.failures), 'n opt')),
+    cell([one.in_flight, h('span', {class: 'unit'}, ' in flight')], 'n'), cell(one.requests, 'n opt'), cell(h('span', {class: one.failures ? 'warn' : ''}, one.failures), 'n opt')),
   said(one, unwell)];
 }
 
