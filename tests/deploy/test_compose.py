@@ -199,3 +199,12 @@ def test_all_addresses_are_both_families(tmp_path: Path) -> None:
 def test_what_is_compiled_on_the_fly_can_be_loaded(tmp_path: Path) -> None:
     """docker mounts /tmp without the right to execute unless it is told otherwise."""
     assert generated(tmp_path, build(sets.config(1), target="cpu"))["services"]["greenroom"]["tmpfs"] == ["/tmp:exec"]
+
+
+def test_greenroom_has_room_for_the_threads_of_all_its_engines(tmp_path: Path) -> None:
+    """One engine of many threads does not take another's."""
+    found = {}
+    for mode in ("greenroom", "engines"):
+        services = generated(tmp_path / mode, build(sets.config(3), mode=mode, target="cpu"))["services"]
+        found[mode] = {int(one["deploy"]["resources"]["limits"]["pids"]) for one in services.values()}
+    assert found == {"greenroom": {4 * 4096}, "engines": {4096}}

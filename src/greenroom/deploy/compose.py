@@ -9,11 +9,11 @@ from greenroom.config.yaml_out import dump
 from greenroom.deploy import containerfile, health
 from greenroom.deploy.files import commented, head
 from greenroom.deploy.intent import Files, Intent, Mount, Share, Workload
+from greenroom.deploy.limits import pids_max
 from greenroom.deploy.order import before
 from greenroom.deploy.unfit import Unfit
 
 FILE = "compose.yaml"
-PIDS_MAX = 4096
 
 Value = dict[str, Any]
 
@@ -58,7 +58,7 @@ def _service(intent: Intent, workload: Workload) -> Value:
     if workload.mounts:
         service["volumes"] = [_mount(mount) for mount in workload.mounts]
     service |= _devices(workload.share)
-    service.setdefault("deploy", {}).setdefault("resources", {})["limits"] = _limits(workload)
+    service.setdefault("deploy", {}).setdefault("resources", {})["limits"] = _limits(intent, workload)
     if workload.shm_mib:
         service["shm_size"] = f"{workload.shm_mib}m"
     service["healthcheck"] = _health(workload)
@@ -103,8 +103,8 @@ def _devices(share: Share) -> Value:
     return {"devices": nodes, "group_add": ["video"]} if nodes else {}
 
 
-def _limits(workload: Workload) -> Value:
-    return {"pids": PIDS_MAX, **({"memory": f"{workload.memory_mib}M"} if workload.memory_mib else {})}
+def _limits(intent: Intent, workload: Workload) -> Value:
+    return {"pids": pids_max(intent, workload), **({"memory": f"{workload.memory_mib}M"} if workload.memory_mib else {})}
 
 
 def _health(workload: Workload) -> Value:

@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from greenroom.deploy import containerfile, escape, health
 from greenroom.deploy.files import commented, head
 from greenroom.deploy.intent import Files, Intent, Mount, Share, Workload
+from greenroom.deploy.limits import pids_max
 from greenroom.deploy.order import before
 from greenroom.deploy.unfit import Unfit
 
 PULL_S = 1800  # an image, or its build, may take this long before the start itself
 STOP_SLACK_S = 15
 RESTART_S = 5
-STARTS_MAX, STARTS_WINDOW_S = 5, 3600  # a unit that keeps failing is left alone
-PIDS_MAX = 4096
+STARTS_MAX, STARTS_WINDOW_S = 10, 3600  # a unit that keeps failing is left alone; an operator's restarts count as well
 INSTALL = {"user": "default.target", "system": "multi-user.target"}
 
 Lines = list[str]
@@ -67,7 +67,7 @@ def _container(intent: Intent, workload: Workload, rootful: bool) -> str:
     container += [_mount(mount, moves=_is_apart(workload, rootful)) for mount in workload.mounts]
     container += _devices(workload.share, rootful)
     container += _health(workload)
-    container += _confinement(workload, rootful)
+    container += _confinement(intent, workload, rootful)
     start_s = workload.ready.start_s if workload.ready else 0.0
     service = [
         *(f"ExecStartPre={_fetch(mount.source)}" for mount in workload.mounts if mount.kind == "image"),
@@ -181,8 +181,9 @@ def _health(workload: Workload) -> Lines:
     ]
 
 
-def _confinement(workload: Workload, rootful: bool) -> Lines:
-    lines = ["RunInit=true", "DropCapability=all", "NoNewPrivileges=true", "ReadOnly=true", "ReadOnlyTmpfs=true", f"PidsLimit={PIDS_MAX}"]
+def _confinement(intent: Intent, workload: Workload, rootful: bool) -> Lines:
+    lines = ["RunInit=true", "DropCapability=all", "NoNewPrivileges=true", "ReadOnly=true", "ReadOnlyTmpfs=true"]
+    lines += [f"PidsLimit={pids_max(intent, workload)}"]
     # Labels would have to be changed on the models' own files, and devices are closed to labelled containers.
     lines += ["SecurityLabelDisable=true"]
     # Nodes of AMD and Intel cards are open to root and a group of the host; users of another namespace are neither.
