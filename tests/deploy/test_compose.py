@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from greenroom.deploy import compose
+from greenroom.config.load import load_config_text
+from greenroom.config.yaml_out import dump
+from greenroom.deploy import compose, quadlet
 from greenroom.deploy.build import Options, build
 from greenroom.deploy.files import write
 from greenroom.deploy.intent import Intent, Workload
@@ -208,3 +210,16 @@ def test_greenroom_has_room_for_the_threads_of_all_its_engines(tmp_path: Path) -
         services = generated(tmp_path / mode, build(sets.config(3), mode=mode, target="cpu"))["services"]
         found[mode] = {int(one["deploy"]["resources"]["limits"]["pids"]) for one in services.values()}
     assert found == {"greenroom": {4 * 4096}, "engines": {4096}}
+
+
+def test_what_files_must_allow_is_told(tmp_path: Path) -> None:
+    """Without capabilities root reads no file that is closed to others, and writes to no folder of others."""
+    cmd = "llama-server -m /home/ann/m.gguf --slot-save-path /srv/slots --port ${PORT}"
+    intent = build(load_config_text(dump({"models": {"m": {"cmd": cmd}}}), env={}), target="cpu")
+    head = compose.files(intent)["compose.yaml"].partition("name:")[0]
+    assert "the files it reads must be readable for everybody" in head
+    assert "# It writes to /srv/slots: make it first, and give it to root." in head
+    assert "give it to root" in quadlet.files(intent, rootful=True)["greenroom.container"]
+    assert "give it to root" not in quadlet.files(intent)["greenroom.container"], "without root it is the user's own"
+    fetched = build(load_config_text(dump({"models": {"m": {"cmd": "llama-server -hf a/b --port ${PORT}"}}}), env={}), target="cpu")
+    assert "privileges" not in compose.files(fetched)["compose.yaml"]

@@ -9,7 +9,7 @@ from greenroom.config.yaml_out import dump
 from greenroom.deploy import containerfile, health
 from greenroom.deploy.files import commented, head
 from greenroom.deploy.intent import Files, Intent, Mount, Share, Workload
-from greenroom.deploy.limits import pids_max
+from greenroom.deploy.limits import pids_max, rights
 from greenroom.deploy.order import before
 from greenroom.deploy.unfit import Unfit
 
@@ -26,7 +26,7 @@ def files(intent: Intent) -> Files:
         document["volumes"] = {name: {} for name in volumes}
     secrets = sorted({key for one in intent.workloads for _, key in one.secret_env})
     steps = ["First: cp .env.example .env, chmod 600, fill it in."] if secrets else []
-    steps += [f"docker compose -f {FILE} up -d", *intent.notes]
+    steps += [f"docker compose -f {FILE} up -d", *rights(intent.workloads), *intent.notes]
     out = {FILE: dump(document, comments=head(intent.options.get("command", ""), *steps))}
     if secrets:
         out[".env.example"] = _secrets(intent, secrets)

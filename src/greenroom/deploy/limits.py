@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from greenroom.config.errors import one_line
 from greenroom.deploy.intent import Intent, Workload
 
 PIDS_PER_ENGINE = 4096  # threads count as well, and a server of PyTorch starts some for every core
@@ -10,3 +13,15 @@ PIDS_PER_ENGINE = 4096  # threads count as well, and a server of PyTorch starts 
 def pids_max(intent: Intent, workload: Workload) -> int:
     """Of one engine, or of greenroom with all of its."""
     return PIDS_PER_ENGINE * (1 if workload.model else 1 + len(intent.config.models))
+
+
+def rights(workloads: Sequence[Workload]) -> tuple[str, ...]:
+    """What files of the host must allow root in a container, which has none of root's privileges there; () where none are mounted."""
+    mounts = [mount for one in workloads for mount in one.mounts if mount.kind == "bind"]
+    written = sorted({one_line(mount.source) for mount in mounts if not mount.read_only})
+    said = []
+    if any(mount.read_only for mount in mounts):
+        said.append("Root in a container has no privileges: the files it reads must be readable for everybody.")
+    if written:
+        said.append(f"It writes to {', '.join(written)}: make it first, and give it to root.")
+    return tuple(said)

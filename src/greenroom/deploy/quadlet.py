@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from greenroom.deploy import containerfile, escape, health
 from greenroom.deploy.files import commented, head
 from greenroom.deploy.intent import Files, Intent, Mount, Share, Workload
-from greenroom.deploy.limits import pids_max
+from greenroom.deploy.limits import pids_max, rights
 from greenroom.deploy.order import before
 from greenroom.deploy.unfit import Unfit
 
@@ -100,6 +100,8 @@ def _steps(intent: Intent, workload: Workload, rootful: bool) -> tuple[str, ...]
             "and the files it reads must be readable for everybody.  Without UserNS=auto neither is needed.",
         )
         if _is_apart(workload, rootful)
+        else rights((workload,))
+        if rootful
         else ()
     )
     is_nvidia = workload.share.vendor == "nvidia"
