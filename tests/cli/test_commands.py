@@ -15,9 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from aiohttp import web
+from click.testing import CliRunner
 
+from greenroom.cli import COMMANDS, GROUPS, main
 from greenroom.cli.why import story
 from greenroom.control.facade import Result as Outcome
 from greenroom.core.facts import Operation, State
@@ -494,11 +497,117 @@ def test_a_stranger_at_the_address_is_recognised(stranger: Served) -> None:
 
 
 def test_version_and_help() -> None:
-    """`--version` is one line; `--help` names every command of the design."""
+    """`--version` is one line; `--help` names every command once, under a heading, each on one line of 80 columns."""
     assert re.fullmatch(r"greenroom \d+\.\d+\.\d+\S*\n", run("--version").output)
-    shown = run("--help").output
-    names = "serve demo check ps top load unload sleep wake pin unpin logs events why config"
-    assert [name for name in names.split() if not re.search(rf"^  {name} ", shown, re.MULTILINE)] == []
+    shown = CliRunner().invoke(main, ["--help"], env={"COLUMNS": "80"}).output
+    headings = re.findall(r"^([A-Z]\w+):$", shown, re.MULTILINE)
+    assert headings == ["Options", *GROUPS]
+    assert re.findall(r"^  (\w[\w-]*)  ", shown, re.MULTILINE) == list(COMMANDS)
+    assert len(COMMANDS) == sum(map(len, GROUPS.values()))
+
+
+def all_commands(command: click.Command = main, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        if (below := command.get_command(context, name)) is not None:
+            yield from all_commands(below, (*path, name))
+
+
+EVERY = dict(all_commands())
+# What an option is called wherever it is there: parameter -> (its names, what stands for its value)
+SAME = {
+    "store": (["--store"], "DIR"),
+    "state_dir": (["--state-dir"], "DIR"),
+    "ledger": (["--ledger"], "FILE"),
+    "as_json": (["--json"], None),
+    "output": (["-o", "--output"], "DIR"),
+    "since": (["--since"], "TIME"),
+    "quiet": (["--quiet", "-q"], None),
+    "force": (["--force"], None),
+    "follow": (["--follow", "-f"], None),
+    "offline": (["--offline"], None),
+    "url": (["--url"], "URL"),
+}
+SILENT = frozenset({"serve", "demo", "rm", "config", "generate"})  # they tell what they do, not what is
+
+
+@pytest.mark.parametrize("path", EVERY, ids=" ".join)
+def test_every_command_tells_what_it_does_and_calls_its_options_as_others_do(path: tuple[str, ...]) -> None:
+    """A sentence, a word about each option, -h, one name for one thing; --json wherever something is told."""
+    command = EVERY[path]
+    assert command.help is not None
+    assert re.match(r"[A-Z][^\n]*", command.help)
+    long, short = run(*path, "--help"), run(*path, "-h")
+    assert (long.exit_code, long.output) == (0, short.output)
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    assert [option.opts for option in options if not option.help] == []
+    for option in options:
+        names, metavar = SAME.get(option.name or "", (option.opts, option.metavar))
+        assert set(names) <= set(option.opts), option.opts
+        assert option.metavar == metavar, option.opts
+        assert all(name.startswith("--") or len(name) == 2 for name in option.opts)
+    assert path[0] in SILENT or any("--json" in option.opts for option in options)
+
+
+@pytest.mark.parametrize("path", EVERY, ids=" ".join)
+def test_every_command_refuses_an_option_that_it_does_not_have(path: tuple[str, ...]) -> None:
+    """Exit 2, nothing on standard output, the option named on standard error."""
+    result = run(*path, "--no-such-option")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--no-such-option" in result.stderr
+    assert len(result.stderr) < 500
+
+
+WORDS = [
+    "",
+    " ",
+    "x" * 5000,
+    "a/" * 3000,
+    "\udcff\udcfe",
+    "\x1b[2J",
+    "../../../etc/passwd",
+    "oci://[::1",
+    "hf://",
+    "/dev/full",
+    "nan",
+    "a\nb",
+    "٣",
+]
+STAYING = frozenset({"serve", "demo", "run"})
+
+
+@pytest.mark.parametrize("path", [path for path in EVERY if path[0] not in STAYING], ids=" ".join)
+def test_no_word_makes_a_command_end_in_a_traceback(path: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its argument: done, refused or wrong, with a sentence that cannot control the terminal."""
+    monkeypatch.chdir(tmp_path)
+    own = {"GREENROOM_URL": "http://127.0.0.1:9", "GREENROOM_MODELS": str(tmp_path / "store"), "GREENROOM_OFFLINE": "1"}
+    for word in WORDS:
+        result = run(*path, word, **own, HOME=str(tmp_path), XDG_STATE_HOME=str(tmp_path / "state"))
+        assert result.exception is None or isinstance(result.exception, SystemExit), (word[:20], result.exc_info)
+        assert result.exit_code in (0, 1, 2), word[:20]
+        assert result.exit_code == 0 or result.stderr.strip(), word[:20]
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", result.output), word[:20]
+
+
+@pytest.mark.parametrize("args", [["--help"], ["list"], ["check", "--schema"]])
+def test_a_full_disk_behind_standard_output_is_one_sentence(args: list[str], tmp_path: Path) -> None:
+    """Exit 1; nothing more on the way out."""
+    env = {**os.environ, "GREENROOM_MODELS": str(tmp_path)}
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", "from greenroom.cli import main; main()", *args]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=env)
+    assert (done.returncode, done.stderr) == (1, "Error: No space left on device\n")
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/full"])
+def test_a_file_without_an_end_is_refused(device: str, served: Served) -> None:
+    """As a key, and as arrivals: read in part, and told."""
+    assert served.run("ps", "--api-key-file", device).exit_code == 2
+    refused = run("replay", "--trace", device)
+    assert (refused.exit_code, "is larger than 64 MiB" in refused.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("args", [[], ["nothing"], ["ps", "--nope"], ["load"], ["sleep", "m", "--level", "3"], ["check"], ["serve"]])

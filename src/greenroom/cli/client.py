@@ -31,6 +31,7 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 KEY_VARIABLE = "GREENROOM_API_KEY"
 ANSWER_S_MAX = 15.0  # beyond the wait that was asked for
 CONNECT_S_MAX = 5.0
+KEY_BYTES_MAX = 64 * 1024  # of the file that holds a key; a device never ends
 BODY_BYTES_MAX = 64 << 20
 LINE_BYTES_MAX = 4 << 20
 
@@ -59,7 +60,14 @@ class Server:
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds --url and --api-key-file to a command, which gets a `server`."""
 
-    @click.option("--url", envvar="GREENROOM_URL", default=DEFAULT_URL, show_default=True, help="Where greenroom answers [GREENROOM_URL].")
+    @click.option(
+        "--url",
+        metavar="URL",
+        envvar="GREENROOM_URL",
+        default=DEFAULT_URL,
+        show_default=True,
+        help="Where greenroom answers [GREENROOM_URL].",
+    )
     @click.option("--api-key-file", type=click.Path(), metavar="FILE", help="File that holds the API key (or set GREENROOM_API_KEY).")
     @functools.wraps(command)
     def with_server(*args: Any, url: str, api_key_file: str | None, **rest: Any) -> Any:
@@ -73,7 +81,8 @@ def checked_url(url: str) -> str:
     try:
         parts = urlsplit(full)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
+        (parts.hostname or "").encode("idna")
+    except ValueError:  # UnicodeError is one, too
         is_good = False
     if not is_good:
         raise click.UsageError(f"{text.safe(url)!r} is not an address of a server. Write it like {DEFAULT_URL}")
@@ -88,7 +97,8 @@ def read_key(path: str | None) -> str | None:
             return None
     else:
         try:
-            key, source = Path(path).read_text(encoding="utf-8").strip(), path
+            with open(path, "rb") as file:
+                key, source = file.read(KEY_BYTES_MAX).decode().strip(), path
         except (OSError, UnicodeDecodeError) as fault:
             reason = fault.strerror if isinstance(fault, OSError) else "it is not text"
             raise click.UsageError(f"cannot read the API key in {text.safe(path)}: {reason}") from None
@@ -99,7 +109,7 @@ def read_key(path: str | None) -> str | None:
 
 def model_path(model: str, part: str = "") -> str:
     """The route of a model; the whole name is one segment, whatever characters it has."""
-    return f"/api/models/{quote(model, safe='')}" + (f"/{part}" if part else "")
+    return f"/api/models/{quote(model, safe='', errors='surrogateescape')}" + (f"/{part}" if part else "")
 
 
 def run(work: Awaitable[T]) -> T:

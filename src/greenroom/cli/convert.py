@@ -13,7 +13,7 @@ def config() -> None:
     """Convert configuration files."""
 
 
-@config.command()
+@config.command(short_help="A llama-swap configuration as a greenroom one.")
 @click.argument("path", metavar="FILE", type=click.Path())
 def convert(path: str) -> None:
     """Print FILE, a llama-swap configuration, as a greenroom one; redirect it to a file.

@@ -48,12 +48,17 @@ def web_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--quiet", "-q", is_flag=True, help="Print nothing but the result."),
         click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
-        click.option("--store", type=click.Path(path_type=Path), help="The folder of the store (GREENROOM_MODELS)."),
+        click.option("--store", type=click.Path(path_type=Path), metavar="DIR", help="The folder of the store (GREENROOM_MODELS)."),
         click.option(
             "--allow-host", multiple=True, metavar="HOST[:PORT]", help="A host inside your network that a registry may redirect to."
         ),
         click.option("--tls-verify", type=bool, default=True, metavar="BOOL", help="false: believe any certificate of the registry."),
-        click.option("--tls-ca", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Believe this authority, too (PEM)."),
+        click.option(
+            "--tls-ca",
+            type=click.Path(path_type=Path, exists=True, dir_okay=False),
+            metavar="FILE",
+            help="Believe this authority, too (PEM).",
+        ),
         click.option("--plain-http", is_flag=True, help="The registry has no TLS.  On this machine that is found out."),
     ):
         command = option(command)

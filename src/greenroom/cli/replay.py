@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
 HEADERS = ("", "REQUESTS", "MEAN", "P50", "P95", "P99", "WORST", "SWITCHES", "STARTS", "WAKES", "SWAPS", "REGRET", "REFUSED")
 RIGHT = frozenset(range(1, len(HEADERS)))
+TRACE_BYTES_MAX = 64 << 20
 
 
 @click.command()
@@ -142,9 +142,13 @@ def traced(trace: str, state_dir: str | None, ledger: str | None) -> Scene:
     from greenroom.planner.replay import scene_of_trace, setup_of_trace
 
     try:
-        arrivals = Path(trace).read_text(encoding="utf-8")
+        with open(trace, "rb") as file:
+            read = file.read(TRACE_BYTES_MAX + 1)
+        arrivals = read.decode()
     except (OSError, UnicodeDecodeError) as fault:
         raise client.Fault(f"{text.safe(trace)} cannot be read: {getattr(fault, 'strerror', None) or fault}") from fault
+    if len(read) > TRACE_BYTES_MAX:
+        raise client.Fault(f"{text.safe(trace)} is larger than {TRACE_BYTES_MAX // 2**20} MiB; cut it")
     given = state_dir is not None or ledger is not None or past.ledger_path(None, None).is_file()
     setup = past.open_past(state_dir, ledger).setup() if given else setup_of_trace(arrivals)
     return scene_of_trace(setup, arrivals)
