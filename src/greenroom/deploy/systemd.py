@@ -50,7 +50,7 @@ HARDENING = (
 USER_HARDENING = ("NoNewPrivileges=true", "RestrictSUIDSGID=true", "LockPersonality=true", "UMask=0077")
 # podman without root calls newuidmap, makes namespaces and unpacks set-uid files: each of the above would end it.
 CONTAINER_HARDENING = ("Delegate=yes", "UMask=0077")
-HOMES = ("/home/", "/root/")
+HOMES = tuple(f"/{name}/" for name in ("home", "root"))
 
 
 def files(intent: Intent, *, user: bool = False, program: str = PROGRAM, run_as: str = "") -> Files:
