@@ -229,12 +229,17 @@ class Desk(Lookout):
 
     async def _fetched(self, fetching: Fetching, model: str, operation: Operation, wait_s: float) -> Result | None:
         """What an operator's wish does to a model whose files are not here; None = they are now, go on."""
+        runs = model in self._crew.running  # as it was before its reference changed
         if operation is Operation.UNLOAD:
             stopped = fetching.stop(model)
+            if runs:
+                return None
             return Result(
                 200, f"the fetch of {model} was stopped; what has come is kept" if stopped else f"{model} is not loaded, and not here"
             )
         if operation is not Operation.LOAD:
+            if runs:
+                return None
             return Result(409, f"the files of {model} are not here yet: load it, or ask it something", "absent")
         fetch = fetching.start(model)
         if wait_s > 0:
