@@ -212,3 +212,13 @@ def test_what_a_server_has_booked_can_be_planned_with(home: Path) -> None:
     done = run("mig", "--gpu-type", "H200", "--state-dir", str(home))
     assert done.exit_code == 0, done.output
     assert "(from the ledger)" in done.output
+
+
+def test_advice_names_options_that_are_there(home: Path) -> None:
+    """What a model needs can be said to `mps`; with `kube` it has to stand in the configuration."""
+    (home / "greenroom.yaml").write_text(dump({"models": {"a b": {"cmd": "my-engine --port ${PORT}"}}}))
+    said = run("mps", "--gpu-type", "H200").output
+    assert "or give --need 'a b'=SIZE" in said
+    beside = run("kube", "--mode", "engines", "--engine-image", "a b=x", "--share-by", "mps", "--gpu-type", "H200").output
+    assert "write `memory:` into the configuration" in beside
+    assert "--need" not in beside

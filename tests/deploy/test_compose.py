@@ -222,4 +222,4 @@ def test_what_files_must_allow_is_told(tmp_path: Path) -> None:
     assert "give it to root" in quadlet.files(intent, rootful=True)["greenroom.container"]
     assert "give it to root" not in quadlet.files(intent)["greenroom.container"], "without root it is the user's own"
     fetched = build(load_config_text(dump({"models": {"m": {"cmd": "llama-server -hf a/b --port ${PORT}"}}}), env={}), target="cpu")
-    assert "privileges" not in compose.files(fetched)["compose.yaml"]
+    assert "Root in a container" not in compose.files(fetched)["compose.yaml"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -162,9 +163,10 @@ def _need(model: ModelConfig, gpu: GpuType, said: int | None, measured: int | No
     )
     mib, source = next(((value, source) for value, source in sources if value is not None), (None, ""))
     if mib is None:
+        can_be_said = "needs" in click.get_current_context().params  # not where a partition is planned beside other files
         raise click.ClickException(
             f"{model.id}: what it needs is not known here (its files are not, or its engine tells nothing): "
-            f"write `memory:` into the configuration, or give --need {model.id}=SIZE"
+            f"write `memory:` into the configuration{f', or give --need {shlex.quote(model.id)}=SIZE' if can_be_said else ''}"
         )
     return Need(model.id, mib, gpus, processes, source, utilization_of(model.argv))
 

@@ -251,7 +251,8 @@ def _each(need: Need) -> int:
 
 def _share_too_small(worst: Need, needs: Sequence[Need], gpu: GpuType, gpus: int, replicas: int) -> str:
     fewer = gpu.memory_mib // _each(worst)
-    ways = [f"{fewer} shares give {gpu.memory_mib // fewer:,} MiB each" if fewer else f"no share of {gpu.name} is that large"]
+    count = "1 share gives" if fewer == 1 else f"{fewer} shares give"
+    ways = [f"{count} {gpu.memory_mib // fewer:,} MiB each" if fewer else f"no share of {gpu.name} is that large"]
     if fewer and fewer * gpus < len(needs):
         ways.append(f"{len(needs)} models at {fewer} a GPU take {-(-len(needs) // fewer)} GPUs")
     return (

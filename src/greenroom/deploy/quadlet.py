@@ -94,22 +94,25 @@ def _steps(intent: Intent, workload: Workload, rootful: bool) -> tuple[str, ...]
     folder = "/etc/containers/systemd" if rootful else "~/.config/containers/systemd"
     systemctl = "systemctl" if rootful else "systemctl --user"
     secrets = (f"First: cp {workload.name}.env.example {workload.name}.env, chmod 600, fill it in.",) if workload.secret_env else ()
-    apart = (
-        (
+    on_files = rights((workload,)) if rootful else ()
+    if _is_apart(workload, rootful):
+        on_files = (
             "Its users are none of the host's: /etc/subuid and /etc/subgid need a line such as containers:2147483647:2147483648,",
-            "and the files it reads must be readable for everybody.  Without UserNS=auto neither is needed.",
+            "and the files it reads must be readable for everybody.  Without UserNS=auto the line is not needed.",
         )
-        if _is_apart(workload, rootful)
-        else rights((workload,))
-        if rootful
-        else ()
-    )
     is_nvidia = workload.share.vendor == "nvidia"
     cdi = ("podman finds the GPUs by /etc/cdi/nvidia.yaml: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",) if is_nvidia else ()
     is_configured = any(mount.kind == "config" for mount in workload.mounts)
     changed = (f"After a change of greenroom.yaml: {systemctl} restart {workload.name}",) if is_configured else ()
     linger = () if rootful else ("It runs without anybody logged in after: loginctl enable-linger",)
-    return (*secrets, f"To {folder}, then: {systemctl} daemon-reload && {systemctl} start {workload.name}", *changed, *cdi, *apart, *linger)
+    return (
+        *secrets,
+        f"To {folder}, then: {systemctl} daemon-reload && {systemctl} start {workload.name}",
+        *changed,
+        *cdi,
+        *on_files,
+        *linger,
+    )
 
 
 def _command(workload: Workload) -> Lines:
