@@ -48,7 +48,7 @@ BROKEN: dict[str, tuple[str | bytes, int]] = {
     "unknown limit": (f"limits: {{json_mb: 5}}\nmodels: {{a: {{{CMD}}}}}\n", 1),
     "unknown scheduling constant": (f"scheduling: {{patience: 5}}\nmodels: {{a: {{{CMD}}}}}\n", 1),
     "an environment variable that is not set": (f"models:\n  a:\n    {CMD}\n    env: ['X=${{env.GREENROOM_NOT_SET}}']\n", 4),
-    "unsupported key of another program": (f"peers: {{x: {{}}}}\nmodels: {{a: {{{CMD}}}}}\n", 1),
+    "unsupported key of another program": (f"profiles: {{x: [a]}}\nmodels: {{a: {{{CMD}}}}}\n", 1),
 }
 
 
