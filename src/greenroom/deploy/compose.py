@@ -26,6 +26,7 @@ def files(intent: Intent) -> Files:
         document["volumes"] = {name: {} for name in volumes}
     secrets = sorted({key for one in intent.workloads for _, key in one.secret_env})
     steps = ["First: cp .env.example .env, chmod 600, fill it in."] if secrets else []
+    steps += [containerfile.FIRST] if intent.builds else []
     steps += [f"docker compose -f {FILE} up -d", *rights(intent.workloads), *intent.notes]
     out = {FILE: dump(document, comments=head(intent.options.get("command", ""), *steps))}
     if secrets:

@@ -11,6 +11,7 @@ FILE = "Containerfile"
 UV_IMAGE = "ghcr.io/astral-sh/uv:0.8"
 PYTHON_VERSION = "3.12"
 WHEEL = f"greenroom-{__version__}-py3-none-any.whl"
+FIRST = f"First: {WHEEL} beside {FILE}, whose head says how it is made."
 LLAMA_PLACE = "/opt/llama.cpp"  # beside a larger engine
 ORDER = ("vllm", "sglang", "tei", "llama_server")  # the first that is used is the base: the larger ones cannot be copied
 
