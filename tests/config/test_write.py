@@ -168,6 +168,6 @@ def test_the_example_says_everything(kind: type) -> None:
         GroupConfig: config.groups,
     }
     # tls_ca must be a file that is there; times of a sleep are measured, never configured.
-    unsaid = {"misconfigured", "warnings", "tls_ca", "sleep_s", "wake_s"}
+    unsaid = {"misconfigured", "model_folder", "warnings", "tls_ca", "sleep_s", "wake_s"}
     said = {each.name for each in fields(kind) if any(getattr(one, each.name) != each.default for one in found[kind])}
     assert {each.name for each in fields(kind)} - said - unsaid == set()

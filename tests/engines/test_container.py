@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -192,6 +193,36 @@ def test_a_model_that_the_command_names_is_handed_in(tmp_path: Path) -> None:
     mounts = [word for option, word in pairwise(named) if option == "--volume"]
     assert sorted(mounts) == sorted(["/srv/models:/models:ro", "/cache:/cache:rw", *(f"{path}:{path}:ro" for path in parts)])
     assert [word for option, word in pairwise(inside) if option == "--volume"] == mounts[:2]
+
+
+@pytest.mark.parametrize(
+    "command", [["llama-server", "-m", "{}/a.gguf"], ["whisper-server", "--model={}/a.gguf"], ["vllm", "serve", "{}"], ["sh", "-c", "x {}"]]
+)
+def test_a_model_of_the_store_is_handed_in_whatever_engine_it_is_for(tmp_path: Path, command: list[str]) -> None:
+    """Its folder, read-only and once; not where a volume holds it already, and not when nothing names it."""
+    folder = tmp_path / "models" / "m"
+    folder.mkdir(parents=True)
+    for name in ("a.gguf", "mmproj.gguf"):
+        (folder / name).write_bytes(b"GGUF")
+    argv = [word.format(folder) for word in command]
+
+    def mounts(argv: list[str], *volumes: str) -> list[str]:
+        config = a_model(argv, container=ContainerConfig("podman", "img", volumes=volumes))
+        launch = describe(replace(config, model_folder=str(folder))).launch(1, [])
+        return [word for option, word in pairwise(launch.argv) if option == "--volume"]
+
+    assert mounts(argv) == [f"{folder}:{folder}:ro"]
+    assert mounts(argv, f"{tmp_path}:{tmp_path}") == [f"{tmp_path}:{tmp_path}:ro"]
+    assert mounts(["llama-server", "-hf", "org/m"]) == []
+
+
+@pytest.mark.parametrize("name", ["REGISTRY_TOKEN", "STORAGE_SECRET_KEY", "LDAP_PASSWORD", "DOCKER_PASSWORD", "SSL_KEY"])
+def test_a_secret_that_is_named_like_a_variable_of_the_client_is_not_on_its_command_line(name: str) -> None:
+    """Everybody on the machine can read that."""
+    launch = describe(in_container(env=((name, "not-to-be-seen"),))).launch(1, [])
+
+    assert launch.env[name] == "not-to-be-seen"
+    assert not any("not-to-be-seen" in word for word in launch.argv)
 
 
 def test_a_snapshot_of_a_hub_is_handed_in_with_what_its_links_point_to(tmp_path: Path) -> None:

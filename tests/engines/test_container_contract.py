@@ -80,7 +80,7 @@ def test_every_option_of_a_run_exists(runtime: str) -> None:
         words.remove_argv("", "x"),
         words.list_argv("", HOME),
         words.inspect_argv("", "x"),
-        words.follow_argv("", "x", "2026-01-01T00:00:00Z"),
+        words.follow_argv("", "x", 2.5),
         words.image_argv("", "x"),
     ],
     ids=lambda argv: argv[1],

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -64,6 +65,40 @@ async def books(rig: Rig) -> AsyncIterator[int]:
     while True:
         yield await booked_mib(rig)
         await asyncio.sleep(0.05)
+
+
+async def test_the_end_of_greenroom_takes_seconds_though_its_runtime_hangs(tmp_path: Path) -> None:
+    """However many there are: their engines are ended past it, and what may be left in it is told by name."""
+    dock = Dock(tmp_path, "docker")
+    async with Rig(tmp_path, {name: dock.engine(1000) for name in "abcd"}, env=dock.env) as rig:
+        await rig.warm(*"abcd")
+        dock.faults(**{"*": "hang"})
+        began_at = time.monotonic()
+        assert await rig.stop_server() == 0
+
+        assert time.monotonic() - began_at < 15
+        told = [line for line in rig.output if "not known to be gone: " in line]
+        assert len(told) == 1
+        assert all(box["Name"] in told[0] for box in dock.boxes())
+        assert rig.processes() == []
+        dock.faults()
+
+
+async def test_a_start_is_called_off_at_once_though_its_runtime_hangs(tmp_path: Path) -> None:
+    """Whoever unloads it does not wait for the answers to its questions."""
+    dock = Dock(tmp_path, "docker")
+    dock.faults(image="hang")
+    async with Rig(tmp_path, {"a": dock.engine(1000)}, env=dock.env) as rig:
+        asking = await rig.ask("a")
+        await until(lambda: bool(dock.calls("image")), "it was asked for the image")
+        began_at = time.monotonic()
+        unloaded = await rig.unload("a")
+
+        assert time.monotonic() - began_at < 5
+        assert unloaded.status == 200
+        await asking.rest()
+        dock.faults()
+        assert (await rig.chat("a")).status == 200
 
 
 async def booked_mib(rig: Rig) -> int:

@@ -99,6 +99,7 @@ class ModelConfig:
     line: int = 0  # where its entry starts in the file
     reference: str = ""  # `model`: where it comes from; then argv, env and container may hold ${MODEL_PATH} and ${MODEL_DIR}
     pull: str = "missing"  # missing: the first request fetches it | never
+    model_folder: str = ""  # of a reference: where its files lie on this host; "" = not known
     aliases: tuple[str, ...] = ()
     name: str = ""
     description: str = ""

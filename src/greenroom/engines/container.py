@@ -400,6 +400,10 @@ class Containerized:
         named = {text.partition("=")[2] if text.startswith("-") and "=" in text else text for text in texts}
         paths = {Path(text) for text in named if text.startswith("/") and mounted(Path(text), given) is None}
         stems = {found["stem"] for path in paths if (found := PART.match(str(path)))}
+        if (own := self.config.model_folder) and mounted(Path(own), given) is None and any(own in text for text in texts):
+            # As a whole, whatever the engine: it holds the files of this model and nothing else, none of them a link that leads out of it.
+            others = [path for path in self.inner.files() if path in paths and not path.is_relative_to(own)]
+            return [Path(own), *sorted(set(others))]
         folder = self.inner.model_path()
         if folder is not None and folder in paths and folder.is_dir():
             return [folder]

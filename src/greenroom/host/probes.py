@@ -261,7 +261,8 @@ class _Waiting:
 
     def _check_time(self) -> None:
         if self._left_s() <= 0:
-            raise NotReady(Cause.TIMEOUT, self._tell(f"it was not ready after {self.watch.clock() - self.began_at:.1f} s: {self.last}"))
+            why = str(self.last) if self.process.up else f"its runtime did not say that its container runs ({self.last})"
+            raise NotReady(Cause.TIMEOUT, self._tell(f"it was not ready after {self.watch.clock() - self.began_at:.1f} s: {why}"))
 
     def _left_s(self) -> float:
         since = max(self.began_at, self.watch.progress_at) if self.progress_counts else self.began_at

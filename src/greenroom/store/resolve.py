@@ -68,4 +68,4 @@ def placed(model: ModelConfig, stored: Stored) -> ModelConfig:
     if container is not None:
         container = replace(container, args=tuple(map(fill, container.args)), volumes=tuple(map(fill, container.volumes)))
     env = tuple((name, fill(value)) for name, value in model.env)
-    return replace(model, argv=tuple(map(fill, model.argv)), env=env, container=container)
+    return replace(model, argv=tuple(map(fill, model.argv)), env=env, container=container, model_folder=folder)
