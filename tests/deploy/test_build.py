@@ -11,6 +11,7 @@ import pytest
 from greenroom.config.load import load_config_text
 from greenroom.config.model import Config
 from greenroom.config.yaml_out import dump
+from greenroom.deploy import compose, quadlet
 from greenroom.deploy.build import BuildError, Options, build, guess_target
 from greenroom.deploy.containerfile import text_of
 from greenroom.deploy.intent import Mount, Workload
@@ -416,6 +417,11 @@ def test_no_registry_decides_what_greenroom_is() -> None:
     text = text_of(("llama_server",), "cpu", {})
     assert "COPY ${WHEEL} /opt/wheel/" in text
     assert "greenroom==" not in text
+    config = load_config_text(dump({"models": {"a": {"cmd": "llama-server -m /srv/a.gguf --port ${PORT}"}}}), env={})
+    first = "-py3-none-any.whl beside Containerfile, whose head says how it is made."
+    for write, name in ((quadlet.files, "greenroom.container"), (compose.files, "compose.yaml")):
+        assert first in write(build(config, target="cpu"))[name]
+        assert first not in write(build(config, target="cpu", options=Options(image="mine:1")))[name]
 
 
 def test_models_without_greenroom_are_said_to_stay() -> None:

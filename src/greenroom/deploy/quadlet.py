@@ -107,6 +107,7 @@ def _steps(intent: Intent, workload: Workload, rootful: bool) -> tuple[str, ...]
     linger = () if rootful else ("It runs without anybody logged in after: loginctl enable-linger",)
     return (
         *secrets,
+        *((containerfile.FIRST,) if intent.builds else ()),
         f"To {folder}, then: {systemctl} daemon-reload && {systemctl} start {workload.name}",
         *changed,
         *cdi,
