@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from greenroom.cli import check_sleep, client, text
+from greenroom.cli import check_boxes, check_sleep, client, text
 
 if TYPE_CHECKING:
     from greenroom.config.model import Config, DeviceConfig, ModelConfig
@@ -32,6 +32,7 @@ class ModelNeed:
     problem: str  # why it can never start, or ""
     line: int = 0  # of its entry in the file
     sleep: check_sleep.Naps = field(default_factory=check_sleep.Naps)
+    container: check_boxes.Box | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ def check(path: str | None, as_json: bool, schema: bool, lenient: bool) -> None:
     with explained_as_json(path) if as_json else explained():
         config = loaded(path, lenient)
     config, absent = at_home(config)
-    needs = [need_of(model, config.devices, absent.get(model.id, "")) for model in config.models]
+    boxes = check_boxes.boxes_of(config.models)
+    needs = [boxed(need_of(model, config.devices, absent.get(model.id, "")), boxes.get(model.id)) for model in config.models]
     rooms = rooms_of(config.devices)
     problems = problems_of(needs, rooms)
     placed = place([one for one in needs if one.id not in problems], rooms)
@@ -168,6 +170,10 @@ def need_of(model: ModelConfig, devices: Sequence[DeviceConfig], absent: str = "
         line=model.line,
         sleep=check_sleep.naps_of(model, engine, estimate),
     )
+
+
+def boxed(need: ModelNeed, box: check_boxes.Box | None) -> ModelNeed:
+    return need if box is None else replace(need, container=box, problem=need.problem or box.problem)
 
 
 def candidates_of(model: ModelConfig, devices: Sequence[DeviceConfig]) -> tuple[str, ...]:
@@ -261,6 +267,8 @@ def page(config: Config, needs: Sequence[ModelNeed], rooms: dict[str, int], plac
         lines += ["", *text.table(("MODEL", "ENGINE", "DEVICE", "MEMORY", "SLEEP", "HOW WE KNOW"), rows, frozenset({3})), ""]
         slept = list(check_sleep.lines([one for one in needs if one.id not in problems]))
         lines += [*slept, ""] if slept else []
+        boxes = [check_boxes.line(one.id, one.container) for one in needs if one.container is not None and one.id not in problems]
+        lines += [*boxes, ""] if boxes else []
     lines += device_lines(rooms, placed)
     if len(problems) < len(needs) or not needs:
         able = [one for one in needs if one.id not in problems]
