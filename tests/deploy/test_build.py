@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from greenroom.deploy.references import config_of, engine_of
 from greenroom.store.references import parse
 from tests.deploy import sets
 from tests.deploy.readback import back
+from tests.validators import tool
 
 
 def one(entry: dict[str, object], *, mode: str = "engines", target: str = "cpu", **options: object) -> Workload:
@@ -442,3 +445,19 @@ def test_neighbours_may_call_it_by_its_name() -> None:
     assert build(config, target="cpu").config.allowed_hosts == ("llm.lan", "greenroom")
     assert build(config, target="cpu", options=Options(bare=True)).config.allowed_hosts == ("llm.lan",)
     assert build(config, target="cpu", options=Options(require_key=True)).config.allowed_hosts == ("llm.lan",)
+
+
+@pytest.mark.parametrize("before", ["", "/usr/local/cuda/lib64"])
+def test_no_library_is_taken_from_the_working_directory(tmp_path: Path, before: str) -> None:
+    """An image without LD_LIBRARY_PATH gets no empty part in it, which would be wherever an engine stands; the build tool reads it so."""
+    buildah = tool("buildah")
+    (line,) = [line for line in text_of(("llama_server",), "cpu", {}).splitlines() if line.startswith("ENV LD_LIBRARY_PATH")]
+    given = f"ENV LD_LIBRARY_PATH={before}\n" if before else ""
+    (tmp_path / "Containerfile").write_text(f"FROM scratch\n{given}{line}\n")
+    storage = ["--root", str(tmp_path / "root"), "--runroot", str(tmp_path / "run"), "--storage-driver", "vfs"]
+    words = [buildah, *storage, "build", "--isolation", "chroot", "-t", "t", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    read = subprocess.run([buildah, *storage, "inspect", "t"], capture_output=True, text=True, timeout=300, check=True)
+    (found,) = [text for text in json.loads(read.stdout)["OCIv1"]["config"]["Env"] if text.startswith("LD_LIBRARY_PATH=")]
+    assert found == f"LD_LIBRARY_PATH=/app{':' + before if before else ''}"

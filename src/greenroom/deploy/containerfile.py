@@ -41,7 +41,7 @@ def text_of(kinds: Sequence[str], target: str, named: Mapping[str, str]) -> str:
         else:
             lines.append(f"# {other} does not fit beside {base} in one image: give its models --mode engines, or another set.")
     if path:
-        lines += [f"ENV PATH={':'.join(path)}:$PATH", f"ENV LD_LIBRARY_PATH={':'.join(path)}:$LD_LIBRARY_PATH"]
+        lines += [f"ENV PATH={':'.join(path)}:$PATH", f"ENV LD_LIBRARY_PATH={':'.join(path)}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"]
     if LLAMA_PLACE in path:
         lines += [
             "# Made for another image: better no image than one in which it cannot start, or finds no GPU (the driver comes later).",
