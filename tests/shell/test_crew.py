@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from greenroom.core.facts import Cause, InstanceReported, Sleep, Start, State, S
 from greenroom.engines.base import DeviceRef
 from greenroom.engines.detect import describe
 from greenroom.host.gpus import Gpus
+from greenroom.host.processes import StopOutcome
 from greenroom.shell.crew import HostCrew, Stage, safe_name
 
 SERVER = """
@@ -107,6 +109,27 @@ async def test_an_engine_that_ends_before_it_is_ready_is_reported_with_its_exit(
 
     assert report is not None
     assert (report.state, report.cause, report.exit_code) == (State.STOPPED, Cause.EXITED, 3)
+
+
+async def test_the_end_of_a_stray_is_not_told_to_a_book_that_was_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts from one again: another engine has that number now."""
+    crew, real = a_crew(tmp_path), crew_module.stop
+
+    async def in_vain(process: Any, **more: Any) -> StopOutcome:
+        return replace(await real(process, **more), unkillable=True)
+
+    monkeypatch.setattr(crew_module, "stop", in_vain)
+    await crew.start(START)
+    stray = await crew.stop(STOP)
+    assert stray is not None
+    assert stray.cause is Cause.UNKILLABLE
+    told = await crew.wait_strays()
+    await crew.start(START)
+    await crew.stop(STOP)
+    await crew.end_all()
+
+    assert [(one.model, one.generation, one.state) for one in told] == [("a", 1, State.STOPPED)]
+    assert await crew.wait_strays() == []
 
 
 async def test_a_stop_of_an_engine_that_is_not_there_is_done_at_once(tmp_path: Path) -> None:

@@ -453,7 +453,7 @@ class HostCrew:
         """Engines that would not die, and have died after all."""
         reports = []
         for running in list(self._strays):
-            if await running.process.gone():
+            if await running.process.gone() and running in self._strays:
                 self._strays.remove(running)
                 running.process.close()
                 reports.append(InstanceReported(self._clock(), running.model, running.generation, State.STOPPED))
@@ -687,6 +687,9 @@ class HostCrew:
                 for attempt in attempts:
                     await attempt.over.wait()
         await self._end_now(list(self.running.values()))
+        for running in self._strays:  # a scheduler that starts over counts from one again: their end must not be taken for that of another
+            running.process.close()
+        self._strays.clear()
 
     async def _end_now(self, everyone: Sequence[Running]) -> None:
         for running in everyone:
