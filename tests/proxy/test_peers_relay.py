@@ -93,6 +93,27 @@ def test_a_peer_answers_for_its_model(run: Any) -> None:
     run(main)
 
 
+def test_what_a_proxy_before_greenroom_says_of_its_clients_stays_here() -> None:
+    """Addresses, names and tokens of a sign-on are for this machine; what a request itself asks for goes on."""
+
+    async def main() -> None:
+        async with a_far_world(by("p0")) as far:
+            names = (
+                "X-Forwarded-For",
+                "Forwarded",
+                "Via",
+                "X-Real-IP",
+                "X-Forwarded-Access-Token",
+                "X-Auth-Request-Email",
+                "Cf-Access-Jwt-Assertion",
+            )
+            await ask(far, extra="".join(f"{name}: mine-alone\r\n" for name in names) + "X-Asked: yes\r\n")
+            assert b"mine-alone" not in far.engines[0].raw
+            assert far.engines[0].seen[0].values(b"x-asked") == [b"yes"]
+
+    on_uvloop(main)
+
+
 def test_without_keys_of_ours_a_clients_key_is_still_not_forwarded() -> None:
     """It may be meant for an engine of this machine; for another server it is not."""
 

@@ -21,6 +21,7 @@ from .heads import (
     CONTINUE,
     DROPPED,
     EVENTS,
+    FROM_A_FRONT,
     KINDS,
     LAST_CHUNK,
     Headers,
@@ -61,7 +62,9 @@ class Phase(IntEnum):
 
 
 KEYS_DROPPED: Final = DROPPED | STRIPPED
-FAR_DROPPED: Final = KEYS_DROPPED | {b"cookie", b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"}
+FAR_DROPPED: Final = (
+    KEYS_DROPPED | FROM_A_FRONT | {b"cookie", b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"}
+)
 """Not for peers: who asks, and which page may, was settled here."""
 
 HOPS_HEADER: Final = b"x-greenroom-hops"

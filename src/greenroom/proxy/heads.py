@@ -96,6 +96,19 @@ for _name in _OVERRIDES:
 # Never sent to an engine: they belong to one connection, are written anew, or would say that the request is another.
 DROPPED: Final = frozenset(name for name, mark in _MARKS.items() if mark in (1, 2, 3, 4, 5, 6, 9, 13, 14, 17))
 
+# What a proxy before greenroom says of its clients: addresses, names, tokens.  For engines of this machine, not for others.
+FROM_A_FRONT: Final = frozenset(
+    b"x-forwarded-" + name
+    for name in (b"for", b"host", b"port", b"proto", b"user", b"email", b"groups", b"preferred-username", b"access-token")
+) | frozenset(
+    [
+        *(b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip", b"remote-user", b"x-remote-user"),
+        *(b"x-auth-request-user", b"x-auth-request-email", b"x-auth-request-groups", b"x-auth-request-access-token"),
+        *(b"cf-access-jwt-assertion", b"cf-access-client-id", b"cf-access-client-secret", b"x-goog-iap-jwt-assertion"),
+        *(b"x-amzn-oidc-data", b"x-amzn-oidc-accesstoken", b"x-amzn-oidc-identity", b"x-ms-token-aad-access-token"),
+    ]
+)
+
 SEEN: dict[bytes, tuple[bytes, int]] = {}
 """What `known_name` found, for loops that cannot afford the call."""
 
