@@ -44,7 +44,7 @@ def test_a_launch_becomes_a_podman_run() -> None:
         "--label", "dev.greenroom.model=m", "--label", "dev.greenroom.generation=7", "--label", f"dev.greenroom.supervisor={os.getpid()}",
         "--publish", "127.0.0.1:5801:5801",
         "--device", "nvidia.com/gpu=GPU-aaaa",
-        "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+        "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--security-opt", "label=disable",
         "--pids-limit", "16384", "--no-healthcheck", "--log-driver", "k8s-file", "--log-opt", "max-size=10m", "--stop-timeout", "10",
         "--volume", "/srv/models:/models:ro", "--volume", "/cache:/cache:rw",
         "--env", "CUDA_DEVICE_ORDER", "--env", "HF_TOKEN",
@@ -55,6 +55,15 @@ def test_a_launch_becomes_a_podman_run() -> None:
     assert (launch.detached, launch.port) == (True, 5801)
     assert launch.box is not None
     assert (launch.box.runtime, launch.box.name, launch.box.image) == ("podman", "greenroom-m-7", "ghcr.io/ggml-org/llama.cpp:server")
+
+
+@pytest.mark.parametrize("args", [("--security-opt", "label=type:gpu_t"), ("--security-opt=label=level:s0",)])
+def test_a_label_of_the_operators_is_kept(args: tuple[str, ...]) -> None:
+    """Without one, SELinux would close the models and the devices to the container."""
+    argv = describe(a_model("x", container=ContainerConfig("podman", "img", args))).launch(1, []).argv
+
+    assert "label=disable" not in argv
+    assert args[-1] in argv
 
 
 def test_the_container_of_one_greenroom_bears_its_mark() -> None:

@@ -99,6 +99,7 @@ def wrap(
         "ALL",
         "--security-opt",
         "no-new-privileges",
+        *_unlabelled(args),
         *_limits(container, args, kind, config.stop_s_max),
         *(word for volume in container.volumes for word in ("--volume", _read_only(volume, launch.cwd))),
         # Only the names: values on a command line are readable by everybody on the machine.
@@ -145,6 +146,12 @@ def _publish(launch: Launch, args: Sequence[str]) -> tuple[str, ...]:
         return ()
     host = launch.host if is_loopback(launch.host) and launch.host != "localhost" else "127.0.0.1"
     return ("--publish", f"[{host}]:{launch.port}:{launch.port}" if ":" in host else f"{host}:{launch.port}:{launch.port}")
+
+
+def _unlabelled(args: Sequence[str]) -> tuple[str, ...]:
+    """Under SELinux: labels would have to be changed on the models' own files, and devices are closed to labelled containers."""
+    own = any(word.removeprefix("--security-opt=").startswith(("label=", "label:")) for word in args)
+    return () if own else ("--security-opt", "label=disable")
 
 
 def _limits(container: ContainerConfig, args: Sequence[str], kind: str, stop_s: float) -> tuple[str, ...]:
