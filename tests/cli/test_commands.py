@@ -549,6 +549,7 @@ def test_every_command_tells_what_it_does_and_calls_its_options_as_others_do(pat
         assert set(names) <= set(option.opts), option.opts
         assert option.metavar == metavar, option.opts
         assert all(name.startswith("--") or len(name) == 2 for name in option.opts)
+    assert not re.search(r"INTEGER|FLOAT", long.output)  # a word for what a value is, not for its type
     assert path[0] in SILENT or any("--json" in option.opts for option in options)
 
 

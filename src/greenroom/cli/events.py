@@ -20,7 +20,9 @@ STYLES = {"warning": "yellow", "error": "red"}  # of a level, on a terminal
 @click.command()
 @client.server_options
 @click.option("-f", "--follow", is_flag=True, help="Keep showing new events until Ctrl-C.")
-@click.option("-n", "--lines", type=click.IntRange(0, EVENTS_MAX), default=EVENTS_DEFAULT, show_default=True, help="How many old events.")
+@click.option(
+    "-n", "--lines", metavar="N", type=click.IntRange(0, EVENTS_MAX), default=EVENTS_DEFAULT, show_default=True, help="How many old events."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def events(server: client.Server, follow: bool, lines: int, as_json: bool) -> None:
     """Show what happened, and with -f what happens: starts, evictions and their reasons, failures."""

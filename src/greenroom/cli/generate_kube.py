@@ -50,7 +50,7 @@ WRITERS = (
     help="Plan slices or shares of NVIDIA GPUs, and ask for them; with --mode engines.",
 )
 @click.option("--gpu-type", default="", metavar="TYPE", help="The GPUs to plan for, such as H100-80GB.")
-@click.option("--node-gpus", type=click.IntRange(1, 64), default=1, show_default=True, help="How many of them the node has.")
+@click.option("--node-gpus", metavar="N", type=click.IntRange(1, 64), default=1, show_default=True, help="How many of them the node has.")
 @output
 def kube(form: str, namespace: str, **given: Any) -> None:
     """Write Kubernetes objects: workloads, services, probes, devices, claims, network policies, budgets for disruption.

@@ -29,7 +29,12 @@ NAMESPACE = "llm-d"
 @click.option("--replicas", multiple=True, metavar="MODEL=N", help="Copies of a model [default: 1]; may be repeated.")
 @click.option("--zero", multiple=True, metavar="MODEL", help="A model that KEDA scales to none while nobody asks; may be repeated.")
 @click.option(
-    "--gpus-per-node", type=click.IntRange(1, 64), default=8, show_default=True, help="A model that wants more is spread over nodes."
+    "--gpus-per-node",
+    metavar="N",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    help="A model that wants more is spread over nodes.",
 )
 @click.option("--prometheus", metavar="URL", help="Where KEDA asks for figures.")
 @click.option("--models", type=click.Choice(["pvc", "image", "hostpath"]), help="Where folders of this host come from in the cluster.")

@@ -27,7 +27,7 @@ def hardware(function: _F) -> _F:
         (
             click.option("--gpu-type", default="", metavar="TYPE", help="The GPUs, such as H100-80GB or 'NVIDIA H200'."),
             click.option("--gpu-memory", default="", metavar="SIZE", help="Of a GPU of another type; not for mig."),
-            click.option("--gpus", type=click.IntRange(1, 64), default=1, show_default=True, help="How many the node has."),
+            click.option("--gpus", metavar="N", type=click.IntRange(1, 64), default=1, show_default=True, help="How many the node has."),
             click.option("--node", default="NODE", show_default=True, metavar="NAME", help="The node, in the commands that are shown."),
             click.option("--name", default="greenroom", show_default=True, metavar="NAME", help="What the set is called."),
             click.option("--namespace", default=OPERATOR, show_default=True, metavar="NAME", help="Where the GPU operator is."),
@@ -55,7 +55,7 @@ def mig(**given: Any) -> None:
 @click.command()
 @inputs
 @hardware
-@click.option("--replicas", type=click.IntRange(1, 48), help="Shares of each GPU [default: as many as there are models].")
+@click.option("--replicas", metavar="N", type=click.IntRange(1, 48), help="Shares of each GPU [default: as many as there are models].")
 @click.option("--share", "shares", multiple=True, metavar="SIZE", help="What a share is wanted to be; all are equal.")
 @click.option("--per-pod", type=int, default=1, show_default=True, metavar="N", help="Shares that a pod takes.")
 @click.option("--processes", multiple=True, metavar="MODEL=N", help="Processes of a model that use the GPU [default: 1].")
@@ -73,7 +73,7 @@ def mps(**given: Any) -> None:
 @click.command("time-slicing")
 @inputs
 @hardware
-@click.option("--replicas", type=click.IntRange(1, 48), help="Shares of each GPU [default: as many as there are models].")
+@click.option("--replicas", metavar="N", type=click.IntRange(1, 48), help="Shares of each GPU [default: as many as there are models].")
 @click.option("--per-pod", type=int, default=1, show_default=True, metavar="N", help="Shares that a pod takes.")
 @output
 def time_slicing(**given: Any) -> None:

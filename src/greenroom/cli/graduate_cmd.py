@@ -45,7 +45,12 @@ class Memory(click.ParamType[int]):
 @click.option("--provider", type=click.Choice(PROVIDERS), default="istio", show_default=True, help="The gateway.")
 @click.option("--namespace", default=NAMESPACE, show_default=True, metavar="NAME", help="Where everything goes.")
 @click.option(
-    "--gpus-per-node", type=click.IntRange(1, 64), default=8, show_default=True, help="A model that wants more is spread over nodes."
+    "--gpus-per-node",
+    metavar="N",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    help="A model that wants more is spread over nodes.",
 )
 @click.option("-o", "--output", type=click.Path(), metavar="DIR", help="Write the files for llm-d there.")
 @click.option("--anyway", is_flag=True, help="Write them though nothing calls for it.")

@@ -66,7 +66,9 @@ def unload(model: str, server: Server, as_json: bool, no_wait: bool, force: bool
 @click.command()
 @common
 @waiting
-@click.option("--level", type=click.IntRange(1, 2), help="1: weights wait in host memory. 2: weights are dropped and read again.")
+@click.option(
+    "--level", metavar="N", type=click.IntRange(1, 2), help="1: weights wait in host memory. 2: weights are dropped and read again."
+)
 def sleep(model: str, server: Server, as_json: bool, no_wait: bool, level: int | None) -> None:
     """Put MODEL to sleep: quick to wake, little GPU memory held.
 

@@ -14,7 +14,9 @@ LINES_MAX = 10_000
 @click.argument("model", required=False)
 @client.server_options
 @click.option("-f", "--follow", is_flag=True, help="Keep showing new lines until Ctrl-C.")
-@click.option("-n", "--lines", type=click.IntRange(0, LINES_MAX), default=LINES_DEFAULT, show_default=True, help="How many old lines.")
+@click.option(
+    "-n", "--lines", metavar="N", type=click.IntRange(0, LINES_MAX), default=LINES_DEFAULT, show_default=True, help="How many old lines."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def logs(model: str | None, server: client.Server, follow: bool, lines: int, as_json: bool) -> None:
     """Show the log of MODEL's engine; without MODEL, greenroom's own.

@@ -29,7 +29,13 @@ MOVING = frozenset({"starting", "waking", "going_to_sleep", "stopping"})
 @click.option("--json", "as_json", is_flag=True, help="The whole status as JSON.")
 @click.option("--watch", is_flag=True, help="Keep showing it until Ctrl-C.")
 @click.option(
-    "--every", "every_s", type=click.FloatRange(0.1, 3600), default=WATCH_S_DEFAULT, show_default=True, help="Seconds between looks."
+    "--every",
+    "every_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0.1, 3600),
+    default=WATCH_S_DEFAULT,
+    show_default=True,
+    help="Seconds between looks.",
 )
 def ps(server: client.Server, as_json: bool, watch: bool, every_s: float) -> None:
     """List models, what they hold and what happens next."""
