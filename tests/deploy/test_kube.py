@@ -12,8 +12,13 @@ from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 
+from greenroom.config.load import load_config_text
 from greenroom.config.model import Config, KeyConfig
+from greenroom.config.yaml_out import dump
+from greenroom.deploy import compose, quadlet
+from greenroom.deploy.build import build
 from greenroom.deploy.intent import Intent, Mount, Probe, Share, Workload
 from greenroom.deploy.kube import FORMATS, kube
 from greenroom.deploy.kube_pod import KubeOptions
@@ -515,3 +520,23 @@ def test_workloads_are_plain_values() -> None:
     """Nothing is read from this machine: an intent for hardware that is not here is written all the same."""
     assert isinstance(CASES["engines 1"].workloads[0], Workload)
     assert kube(engines(("a",), "amd"), "plain") == kube(engines(("a",), "amd"), "plain")
+
+
+def test_a_port_below_1024_can_be_listened_on() -> None:
+    """Nobody has privileges in these containers: the network of such a one allows it, in each format, and of no other."""
+    entries = {
+        "low": {"cmd": "docker run --rm -p ${PORT}:80 ghcr.io/huggingface/text-embeddings-inference:cpu-1.8 --model-id a/b"},
+        "high": {"cmd": "llama-server -m /srv/a.gguf --port ${PORT}"},
+    }
+    intent = build(load_config_text(dump({"models": entries}), env={}), mode="engines", target="cpu")
+    name = "net.ipv4.ip_unprivileged_port_start"
+    pods = {one["metadata"]["name"]: one for one in made(intent).values() if one["kind"] == "Deployment"}
+    found = {who: one["spec"]["template"]["spec"]["securityContext"].get("sysctls") for who, one in pods.items()}
+    assert found == {"greenroom-low": [{"name": name, "value": "80"}], "greenroom-high": None}
+    for one in pods.values():
+        validate(one, "1.33")
+    units = quadlet.files(intent)
+    assert f"\nSysctl={name}=80\n" in units["greenroom-low.container"]
+    assert "Sysctl" not in units["greenroom-high.container"]
+    services = yaml.safe_load(compose.files(intent)["compose.yaml"])["services"]
+    assert (services["greenroom-low"]["sysctls"], services["greenroom-high"].get("sysctls")) == ({name: "80"}, None)

@@ -9,7 +9,7 @@ from greenroom.config.yaml_out import dump
 from greenroom.deploy import containerfile, health
 from greenroom.deploy.files import commented, head
 from greenroom.deploy.intent import Files, Intent, Mount, Share, Workload
-from greenroom.deploy.limits import pids_max, rights
+from greenroom.deploy.limits import pids_max, rights, sysctls
 from greenroom.deploy.order import before
 from greenroom.deploy.unfit import Unfit
 
@@ -63,6 +63,8 @@ def _service(intent: Intent, workload: Workload) -> Value:
     if workload.shm_mib:
         service["shm_size"] = f"{workload.shm_mib}m"
     service["healthcheck"] = _health(workload)
+    if allowed := sysctls(workload):
+        service["sysctls"] = allowed
     if others := before(intent, workload):
         service["depends_on"] = {name: {"condition": "service_healthy"} for name in others}
     service |= {

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from greenroom.deploy.intent import Intent, Mount, Probe, Workload
+from greenroom.deploy.limits import sysctls
 from greenroom.deploy.names import label
 from greenroom.deploy.places import ROOT
 from greenroom.deploy.unfit import Unfit
@@ -154,6 +155,7 @@ def pod(workload: Workload, intent: Intent, options: KubeOptions) -> Value:
             "fsGroup": USER,
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
+            **({"sysctls": [{"name": name, "value": value} for name, value in allowed.items()]} if (allowed := sysctls(workload)) else {}),
         },
         "containers": [_container(workload, intent, [mount for mount, _ in volumes])],
         "volumes": list({volume["name"]: volume for _, volume in volumes}.values()),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from greenroom.config.errors import one_line
 from greenroom.deploy.intent import Intent, Workload
 
+PRIVILEGED_PORTS_END = 1024
 PIDS_PER_ENGINE = 4096  # threads count as well, and a server of PyTorch starts some for every core
 
 
@@ -25,3 +26,8 @@ def rights(workloads: Sequence[Workload]) -> tuple[str, ...]:
     if written:
         said.append(f"It writes to {', '.join(written)}: make it first, and give it to root.")
     return tuple(said)
+
+
+def sysctls(workload: Workload) -> dict[str, str]:
+    """Of its own network: without privileges nobody listens below 1024, where images such as TEI's do, unless that is allowed."""
+    return {"net.ipv4.ip_unprivileged_port_start": str(workload.port)} if workload.port < PRIVILEGED_PORTS_END else {}

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from greenroom.deploy import containerfile, escape, health
 from greenroom.deploy.files import commented, head
 from greenroom.deploy.intent import Files, Intent, Mount, Share, Workload
-from greenroom.deploy.limits import pids_max, rights
+from greenroom.deploy.limits import pids_max, rights, sysctls
 from greenroom.deploy.order import before
 from greenroom.deploy.unfit import Unfit
 
@@ -189,6 +189,7 @@ def _health(workload: Workload) -> Lines:
 
 def _confinement(intent: Intent, workload: Workload, rootful: bool) -> Lines:
     lines = ["RunInit=true", "DropCapability=all", "NoNewPrivileges=true", "ReadOnly=true", "ReadOnlyTmpfs=true"]
+    lines += [f"Sysctl={name}={value}" for name, value in sysctls(workload).items()]
     lines += [f"PidsLimit={pids_max(intent, workload)}"]
     # Labels would have to be changed on the models' own files, and devices are closed to labelled containers.
     lines += ["SecurityLabelDisable=true"]
