@@ -283,6 +283,8 @@ class HostCrew:
             self._ports.discard(launch.port)
             preparing.cancel()
             await asyncio.wait({preparing}, timeout=END_ALL_GRACE_S)
+            if preparing.done() and not preparing.cancelled():
+                preparing.exception()  # known, or of no interest any more
             raise
         finally:
             attempt.preparing = None
