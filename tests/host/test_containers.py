@@ -20,6 +20,7 @@ from greenroom.core.facts import Cause
 from greenroom.engines.base import Launch
 from greenroom.engines.container import owned
 from greenroom.engines.detect import describe
+from greenroom.host import watcher
 from greenroom.host.containers import Contained, spawn_contained, stop_contained
 from greenroom.host.docks import BoxError, Docks
 from greenroom.host.logs import LogRing
@@ -384,6 +385,21 @@ async def test_a_stray_that_has_visibly_ended_is_gone_whatever_its_runtime_says(
     process.kill_inside()
 
     assert await gone_at_last(process, 10)
+
+
+def test_what_the_watcher_asks_in_vain_is_ended_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next of its commands is tried all the same, and nothing is left that asks for ever."""
+    monkeypatch.setattr(watcher, "COMMAND_S_MAX", 0.5)
+    hang = f"echo $$ >> {tmp_path}/pids; sh -c 'echo $$ >> {tmp_path}/pids; sleep 600' & wait"
+    word = json.dumps({"name": "x", "commands": [["sh", "-c", hang], ["touch", f"{tmp_path}/next"]], "env": {"PATH": os.environ["PATH"]}})
+    watcher.end_containers([watcher.Guarded(word.encode())])
+
+    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    assert (len(pids), (tmp_path / "next").exists()) == (2, True)
+    deadline = time.monotonic() + 10
+    while any(lives(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(lives(pid) for pid in pids)
 
 
 async def test_a_client_that_cannot_be_started_leaves_the_watcher_nothing_to_do(dock: Dock, tmp_path: Path) -> None:

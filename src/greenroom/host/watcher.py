@@ -8,6 +8,7 @@ or descends from one of those is killed, and what ends its containers is run.  S
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from greenroom.host.proctable import SUPERVISOR_KEY, Entry, descendants, environ
 END_S_MAX = 10.0  # how long it tries
 PAUSE_S = 0.02
 COMMAND_S_MAX = 10.0  # each of the commands that end a container
+REAP_S = 1.0  # after KILL
 
 
 def main(marker: str) -> None:
@@ -69,12 +71,15 @@ def end_containers(guarded: Iterable[Guarded]) -> None:
             try:
                 child.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                child.kill()
+                os.killpg(child.pid, signal.SIGKILL)  # a rootless podman works in a child of its own
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(REAP_S)
 
 
 def _start(argv: Sequence[str], env: dict[str, str]) -> subprocess.Popen[bytes] | None:
     try:
-        return subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        nowhere = subprocess.DEVNULL
+        return subprocess.Popen(argv, env=env, stdin=nowhere, stdout=nowhere, stderr=nowhere, process_group=0)
     except OSError:
         return None
 
