@@ -159,3 +159,21 @@ async def test_no_secret_of_an_engine_is_on_the_command_line_of_its_container(tm
 
         assert "hf_verysecret" not in json.dumps(dock.calls())
         assert rig.journal("a", "start")[0]["env"] == {"HF_TOKEN": "hf_verysecret"}
+
+
+async def test_a_pull_takes_no_room_from_a_model_that_serves(tmp_path: Path) -> None:
+    """While an image is fetched nothing is booked for it: who is ready stays, and is answered at once."""
+    dock = Dock(tmp_path)
+    (dock.state / "registry").write_text(NEW + "\n")
+    dock.faults(pull="slow:4")
+    models = {"a": dock.engine(8000, container={"image": NEW}), "b": dock.engine(8000)}
+    async with Rig(tmp_path, models, env=dock.env) as rig:
+        await rig.warm("b")
+        asked = await rig.ask("a")
+        await rig.wait_kind("a", "fetching")
+        assert (await rig.model("a"))["fetch"]["reference"] == NEW
+        reply = await rig.chat("b")
+        assert (reply.status, reply.headers["x-greenroom-start"]) == (200, "hot")
+        assert (await rig.model("b"))["state"] == "ready"
+        assert (await asked.rest()).status == 200
+        assert (await rig.model("b"))["evictions"] == 1

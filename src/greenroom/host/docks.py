@@ -20,6 +20,7 @@ from greenroom.host.supervisor import Supervisor
 
 LEFTOVER_GRACE_S = 1
 LEFTOVERS_S_MAX = 30.0
+LOOK_S_MAX = 3.0  # for an image, while nobody waits for the answer yet
 
 
 class BoxError(Exception):
@@ -105,6 +106,19 @@ class Docks:
                 f"the image {box.image} is not here, and `pull: never` forbids to fetch it; `{box.runtime} pull {box.image}`", lacking=True
             )
         await _pull(box, log, supervisor)
+
+    async def lacks(self, runtime: str, image: str) -> bool:
+        """Whether an image is known not to be here; a runtime that does not say in time has it, as far as this goes."""
+        try:
+            async with asyncio.timeout(LOOK_S_MAX):
+                return not await _has_image(Box(runtime, "", image))
+        except (RuntimeSilent, TimeoutError):
+            return False
+
+    async def pull(self, runtime: str, image: str, limit_s: float, log: LogRing, *, supervisor: Supervisor | None) -> None:
+        """Fetch an image, unless it has come meanwhile.  Raises BoxError; cancelled, the pull ends."""
+        if await self.lacks(runtime, image):
+            await _pull(Box(runtime, "image", image, pull_s_max=limit_s), log, supervisor)
 
     async def _free_name(self, box: Box) -> None:
         state = await state_of(box)

@@ -26,7 +26,21 @@ RETRY_S = 15.0  # after one that failed; for models that are wanted without bein
 AGAIN_S_MAX = 600.0  # ... and this at most: a network that comes after us is no reason to stay without
 RETRY_AFTER_S_MAX = 600.0
 
-Pull = Callable[[Reference, Callable[[Progress], None]], Awaitable[object]]
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A container's image that is not here: fetched by its runtime, before any room is booked for who needs it."""
+
+    runtime: str
+    name: str
+    limit_s: float = field(default=WAIT_S_MAX, compare=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Needed = Reference | Image
+Pull = Callable[[Needed, Callable[[Progress], None]], Awaitable[object]]
 
 
 class Waiting(Protocol):
@@ -49,7 +63,7 @@ class Fetch:
     """One model on its way."""
 
     model: str
-    reference: Reference
+    reference: Needed
     since: float
     task: asyncio.Task[Any] | None = None
     progress: Progress | None = None
@@ -65,7 +79,7 @@ class Fetch:
         if told is None and not self.has_turn:
             return f"waiting for its turn to be fetched ({AT_ONCE_MAX} models at once)"
         if told is None or told.total <= 0:
-            return "fetching its files"
+            return f"fetching its image {self.reference}" if isinstance(self.reference, Image) else "fetching its files"
         left = f", about {math.ceil(told.eta_s)} s" if told.eta_s is not None else ""
         return f"{told.stage} its files, {told.done / told.total:.0%}{left}"
 
@@ -96,14 +110,14 @@ class Fetching:
         self._pull, self._landed, self._tell, self._spawn, self._clock = pull, landed, tell, spawn, clock
         self._turn = asyncio.Semaphore(AT_ONCE_MAX)
         self._closed = False
-        self.absent: Mapping[str, Reference] = {}
+        self.absent: Mapping[str, Needed] = {}
         self.running: dict[str, Fetch] = {}
         self.failed: dict[str, tuple[float, str]] = {}  # model -> when, why
         self._wanted: frozenset[str] = frozenset()
         self._again: dict[str, asyncio.Task[Any]] = {}  # model -> who will try again
         self._tries: dict[str, int] = {}
 
-    def take(self, absent: Mapping[str, Reference]) -> None:
+    def take(self, absent: Mapping[str, Needed]) -> None:
         """A configuration was read: what it does not name any more is not fetched any more, and who waited is asked for."""
         before, self.absent = self.absent, absent
         self.failed = {model: told for model, told in self.failed.items() if model in absent and absent[model] == before.get(model)}
@@ -253,7 +267,7 @@ class Fetching:
         other = next((one for one in self.running.values() if one.reference == fetch.reference), fetch)
         return other if other is not fetch else None
 
-    def _told(self, reference: Reference, progress: Progress) -> None:
+    def _told(self, reference: Needed, progress: Progress) -> None:
         for fetch in self.running.values():
             if fetch.reference == reference:
                 fetch.progress = progress
@@ -261,7 +275,7 @@ class Fetching:
     def _came(self, fetch: Fetch) -> None:
         del self.running[fetch.model]
         # Noted first, and struck out when it is found: whoever asked for it again would have it fetched again, for ever.
-        why = f"{fetch.reference} was fetched, and still it is not here: `greenroom list` tells what is"
+        why = f"{fetch.reference} was fetched, and still it is not here"
         self.failed[fetch.model] = (self._clock(), why)
         self._landed(fetch.model)
         if self.absent.get(fetch.model) == fetch.reference:

@@ -203,6 +203,8 @@ class GreenroomServer:
     async def _serve(self, supervisor: Supervisor, learned: Footprints) -> int:
         self._learned = learned
         self.found = self._find_gpus()
+        self.storeroom.docks, self.storeroom.supervisor = self._docks, supervisor
+        await self.storeroom.look(self.config)
         plan = self._plan(self.config)
         sock = self._bind()
         self.crew = HostCrew(
@@ -214,6 +216,7 @@ class GreenroomServer:
             echo=self._echo(self.config),
             docks=self._docks,
         )
+        self.storeroom.ring_of = self.crew.ring_of
         self.shell = Shell(plan.setup, self.crew)
         self.feed = EventFeed(self.shell.clock, int(time.time() * 1000))
         self.shell.tellers += [self.feed.tell, self._remember]
@@ -270,6 +273,10 @@ class GreenroomServer:
     def _landed(self, model: str) -> None:
         log.info("%s is here", model)
         self._take(self._plan(self._read))  # not the file: half of a change to it may be written
+
+    async def _look_for_images(self) -> None:
+        if await self.storeroom.look(self._read):
+            self._take(self._plan(self._read))
 
     def _look(self, model: str) -> None:
         if self.storeroom.changed(model):
@@ -380,6 +387,7 @@ class GreenroomServer:
         self._read = config
         self._take(plan)
         log.info("configuration read again: %d models", len(plan.setup.models))
+        self.shell.spawn(self._look_for_images())
 
     def _take(self, plan: Plan) -> None:
         config = plan.config

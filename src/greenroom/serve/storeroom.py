@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from greenroom.config.model import Config
+from greenroom.config.model import Config, ModelConfig
+from greenroom.engines.container import TRANSPORT
+from greenroom.host.docks import BoxError, Docks
+from greenroom.host.logs import LogRing
+from greenroom.host.supervisor import Supervisor
 from greenroom.store.facts import Progress, Reference, Stored, StoreError
 from greenroom.store.library import Library
 from greenroom.store.resolve import resolve
+
+from .fetching import Image, Needed
 
 log = logging.getLogger("greenroom")
 
 
 class Storeroom:
-    """Models of the configuration that come from the store; while they are served nobody removes them."""
+    """Models of the configuration that come from the store; while they are served nobody removes them.
+
+    And images of containers that are not here: a start that pulled one would hold its room for as long as that takes.
+    """
 
     def __init__(self, library: Library) -> None:
         self.library = library
-        self.absent: Mapping[str, Reference] = {}
+        self.docks: Docks | None = None
+        self.supervisor: Supervisor | None = None
+        self.ring_of: Callable[[str], LogRing] = LogRing  # model -> its log, in which a pull of its image is seen
+        self.images: frozenset[Image] = frozenset()  # known not to be here
+        self.absent: Mapping[str, Needed] = {}
         self._stored: Mapping[str, Stored] = {}
         self._forbidden: Mapping[str, Reference] = {}
         self._held: dict[str, contextlib.ExitStack] = {}  # digest -> what keeps it
@@ -27,13 +42,34 @@ class Storeroom:
     def resolve(self, config: Config) -> Config:
         """The configuration with places of models that are here."""
         found = resolve(config, self.library)
-        self.absent, self._stored, self._forbidden = found.absent, found.stored, found.forbidden
-        return found.config
+        self._stored, self._forbidden = found.stored, found.forbidden
+        absent: dict[str, Needed] = dict(found.absent)
+        models = tuple(self._with_image(model, absent) for model in found.config.models)
+        self.absent = absent
+        return replace(found.config, models=models) if models != found.config.models else found.config
+
+    def _with_image(self, model: ModelConfig, absent: dict[str, Needed]) -> ModelConfig:
+        image = image_of(model)
+        if image is None or image not in self.images or model.misconfigured:
+            return model
+        absent[model.id] = image
+        return replace(model, misconfigured=f"its image {image} is not here yet: the first request fetches it")
+
+    async def look(self, config: Config) -> bool:
+        """Ask runtimes for the images of `config`; True when something else is known now."""
+        if self.docks is None:
+            return False
+        wanted = sorted({image for model in config.models if (image := image_of(model)) is not None}, key=str)
+        lacking = await asyncio.gather(*(self.docks.lacks(image.runtime, image.name) for image in wanted))
+        before, self.images = self.images, frozenset(image for image, lacks in zip(wanted, lacking, strict=True) if lacks)
+        return self.images != before
 
     def changed(self, model: str) -> bool:
         """Whether it has come or gone since: `greenroom pull` does not tell us, nor does a disk."""
         known = self._stored.get(model)
         reference = known.reference if known is not None else self.absent.get(model) or self._forbidden.get(model)
+        if isinstance(reference, Image):
+            return False  # its runtime is asked when it is fetched
         return reference is not None and self._is_here(reference) != (known is not None)
 
     def _is_here(self, reference: Reference) -> bool:
@@ -58,13 +94,34 @@ class Storeroom:
                     continue
                 self._held[digest] = stack
 
-    async def pull(self, reference: Reference, progress: Callable[[Progress], None]) -> None:
-        """Fetch one model.  Raises StoreError."""
+    async def pull(self, reference: Needed, progress: Callable[[Progress], None]) -> None:
+        """Fetch one model, or one image.  Raises StoreError."""
+        if isinstance(reference, Image):
+            await self._pull_image(reference)
+            return
         from greenroom.store.pull import Options, Puller  # a server that fetches nothing needs none of it
 
         await Puller(self.library, Options().from_environment()).pull(reference, progress)
+
+    async def _pull_image(self, image: Image) -> None:
+        assert self.docks is not None, "only runtimes tell of images"
+        model = next((model for model, needed in self.absent.items() if needed == image), None)
+        ring = self.ring_of(model) if model is not None else LogRing(str(image))
+        try:
+            await self.docks.pull(image.runtime, image.name, image.limit_s, ring, supervisor=self.supervisor)
+        except BoxError as fault:
+            raise StoreError(str(fault)) from fault
+        self.images -= {image}
 
     def close(self) -> None:
         for stack in self._held.values():
             stack.close()
         self._held.clear()
+
+
+def image_of(model: ModelConfig) -> Image | None:
+    """The image that its first start would have to fetch, if it is not here."""
+    container = model.container
+    if container is None or container.pull != "missing" or TRANSPORT.match(container.image):
+        return None
+    return Image(container.runtime, container.image, container.pull_s_max)
