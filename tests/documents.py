@@ -39,6 +39,30 @@ def blocks(page: Path) -> list[Block]:
     return [Block(match["mark"], (match["argument"] or "").strip('"'), match["text"]) for match in found]
 
 
+def environment(folder: Path, port: int) -> dict[str, str]:
+    """Of a reader's shell in `folder`, who asks the server on `port`."""
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '/usr/bin:/bin')}"  # what `. .venv/bin/activate` does
+    own = {"XDG_STATE_HOME": str(folder / "state"), "GREENROOM_MODELS": str(folder / "store")}
+    return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1", "GREENROOM_URL": f"http://127.0.0.1:{port}", **own}
+
+
+def bash(text: str, folder: Path, port: int) -> subprocess.CompletedProcess[str]:
+    argv = ["bash", "-euo", "pipefail", "-c", text]
+    env = environment(folder, port)
+    return subprocess.run(argv, check=False, cwd=folder, env=env, capture_output=True, text=True, timeout=COMMAND_S_MAX)
+
+
+def wait_up(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    end = time.monotonic() + UP_S_MAX
+    while time.monotonic() < end and server.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
+                return
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError(f"the server did not come up:\n{log.read_text(encoding='utf-8', errors='replace')}")
+
+
 @dataclass(slots=True)
 class Play:
     """One document, done step by step in a folder.  `places`: what is written -> what it is here."""
@@ -53,30 +77,18 @@ class Play:
             text = text.replace(written, place)
         return text.replace(SERVER, f"127.0.0.1:{self.port}")
 
-    @property
-    def environment(self) -> dict[str, str]:
-        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '/usr/bin:/bin')}"  # what `. .venv/bin/activate` does
-        own = {"XDG_STATE_HOME": str(self.folder / "state"), "GREENROOM_MODELS": str(self.folder / "store")}
-        return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1", "GREENROOM_URL": f"http://127.0.0.1:{self.port}", **own}
-
     def step(self, block: Block) -> None:
         if block.mark == "file":
             (self.folder / block.argument).write_text(self.here(block.text), encoding="utf-8")
         elif block.mark == "serve":
             self._serve(block.text)
         elif block.mark == "run":
-            done = self._run(block.text)
+            done = bash(self.here(block.text), self.folder, self.port)
             said = done.stdout + done.stderr
             assert done.returncode == 0, f"{block.text}\nexit {done.returncode}:\n{said}"
             assert block.argument.lower() in said.lower(), f"{block.text}\ndid not print {block.argument!r}:\n{said}"
         else:
             raise AssertionError(f"no such mark: {block.mark}")
-
-    def _run(self, text: str) -> subprocess.CompletedProcess[str]:
-        argv = ["bash", "-euo", "pipefail", "-c", self.here(text)]
-        return subprocess.run(
-            argv, check=False, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=COMMAND_S_MAX
-        )
 
     def _serve(self, text: str) -> None:
         with socket.socket() as probe:
@@ -85,15 +97,9 @@ class Play:
         command = f"exec {self.here(text).strip()} --listen 127.0.0.1:{self.port}"
         log = self.folder / "server.log"
         with log.open("wb") as out:
-            self.server = subprocess.Popen(["bash", "-c", command], cwd=self.folder, env=self.environment, stdout=out, stderr=out)
-        end = time.monotonic() + UP_S_MAX
-        while time.monotonic() < end and self.server.poll() is None:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2):
-                    return
-            except OSError:
-                time.sleep(0.05)
-        raise AssertionError(f"the server did not come up:\n{log.read_text(encoding='utf-8', errors='replace')}")
+            env = environment(self.folder, self.port)
+            self.server = subprocess.Popen(["bash", "-c", command], cwd=self.folder, env=env, stdout=out, stderr=out)
+        wait_up(self.server, self.port, log)
 
     def end(self) -> None:
         if self.server is not None:

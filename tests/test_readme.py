@@ -6,14 +6,11 @@ run first and must exit 0, `serve` is started in the background, `run` must exit
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,8 +24,6 @@ from tests.documents import Block
 
 ROOT = Path(__file__).resolve().parent.parent
 README_PORT = "8080"
-UP_S_MAX = 60.0
-COMMAND_S_MAX = 110.0
 
 
 def blocks(*marks: str) -> list[Block]:
@@ -57,21 +52,11 @@ class Shell:
     folder: Path
     port: int
 
-    @property
-    def environment(self) -> dict[str, str]:
-        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '/usr/bin:/bin')}"  # what `. .venv/bin/activate` does
-        own = {"GREENROOM_URL": f"http://127.0.0.1:{self.port}", "XDG_STATE_HOME": str(self.folder / "state")}
-        own["GREENROOM_MODELS"] = str(self.folder / "store")
-        return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1", **own}
-
     def line(self, text: str) -> str:
         return text.replace(f":{README_PORT}", f":{self.port}")
 
     def run(self, text: str) -> subprocess.CompletedProcess[str]:
-        argv = ["bash", "-euo", "pipefail", "-c", self.line(text)]
-        return subprocess.run(
-            argv, check=False, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=COMMAND_S_MAX
-        )
+        return documents.bash(self.line(text), self.folder, self.port)
 
 
 @pytest.fixture(scope="module")
@@ -83,25 +68,15 @@ def shell(place: Path) -> Iterator[Shell]:
     shell = Shell(place, port)
     (block,) = blocks("serve")
     command = f"exec {block.text.strip()} --listen 127.0.0.1:{port}"
+    env = documents.environment(place, port)
     with open(place / "server.log", "wb") as log:
-        server = subprocess.Popen(["bash", "-c", command], cwd=place, env=shell.environment, stdout=log, stderr=log, start_new_session=True)
+        server = subprocess.Popen(["bash", "-c", command], cwd=place, env=env, stdout=log, stderr=log, start_new_session=True)
     try:
-        wait_up(server, port, place / "server.log")
+        documents.wait_up(server, port, place / "server.log")
         yield shell
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(60)
-
-
-def wait_up(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    end = time.monotonic() + UP_S_MAX
-    while time.monotonic() < end and server.poll() is None:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
-                return
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError(f"the README's server did not come up:\n{log.read_text(encoding='utf-8', errors='replace')}")
 
 
 def test_there_is_something_to_run() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,18 @@ def axe_source() -> str | None:
     if found is not None and found.origin:
         places += sorted(Path(found.origin).parent.rglob("axe.min.js"))
     return next((one.read_text(encoding="utf-8") for one in places if one.is_file()), None)
+
+
+async def axe_findings(page: Any, url: str, places: Sequence[str]) -> list[str]:
+    """What axe-core, loaded into the page, has against these places of it."""
+    found = []
+    for at in places:
+        await page.goto(f"{url}/ui/#/{at}")
+        await page.wait_for_timeout(400)
+        told = await page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        for one in told["violations"]:
+            found += [f"{at}: {one['id']}: {node['target']} {node['failureSummary']}" for node in one["nodes"][:3]]
+    return found
 
 
 @pytest_asyncio.fixture(loop_scope="session", scope="session")

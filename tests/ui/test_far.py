@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.ui import scenes
-from tests.ui.conftest import Open, axe_source
+from tests.ui.conftest import Open, axe_findings, axe_source
 from tests.ui.stand import Stand
 from tests.ui.test_pages_browser import once
 
@@ -221,11 +221,5 @@ async def test_axe_finds_nothing(visit: Open, theme: str, width: int) -> None:
         pytest.skip("axe-core is not installed (package axe-playwright-python)")
     async with Stand(scenes.far) as stand, visit(stand.url, theme=theme, width=width, bypass_csp=True) as page:
         await page.evaluate(source)
-        found = []
-        for at in PAGES:
-            await page.goto(f"{stand.url}/ui/#/{at}")
-            await page.wait_for_timeout(400)
-            told = await page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-            for one in told["violations"]:
-                found += [f"{at}: {one['id']}: {node['target']} {node['failureSummary']}" for node in one["nodes"][:3]]
+        found = await axe_findings(page, stand.url, PAGES)
         assert not found, "\n".join(found)

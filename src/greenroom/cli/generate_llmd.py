@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from greenroom.cli.generate_options import emit, inputs, intent_of, output
+from greenroom.cli.generate_options import emit, gpus_per_node, inputs, intent_of, namespace, output, provider
 
 if TYPE_CHECKING:
     from greenroom.deploy.llmd_local import Host
-
-PROVIDERS = ("istio", "gke", "agentgateway", "none")
-NAMESPACE = "llm-d"
 
 
 @click.command("llm-d")
@@ -21,21 +18,14 @@ NAMESPACE = "llm-d"
 @click.option(
     "--target", type=click.Choice(["nvidia", "amd", "intel", "cpu"]), default="nvidia", show_default=True, help="The accelerator."
 )
-@click.option("--provider", type=click.Choice(PROVIDERS), default="istio", show_default=True, help="The gateway.")
+@provider
 @click.option("--gateway", default="inference-gateway", show_default=True, metavar="NAME", help="What the Gateway is called.")
-@click.option("--namespace", default=NAMESPACE, show_default=True, metavar="NAME", help="Where everything goes.")
+@namespace
 @click.option("--name", default="greenroom", show_default=True, metavar="NAME", help="What the set is called.")
 @click.option("--engine-image", "engine_images", multiple=True, metavar="ENGINE|MODEL=IMAGE", help="An engine's image; may be repeated.")
 @click.option("--replicas", multiple=True, metavar="MODEL=N", help="Copies of a model [default: 1]; may be repeated.")
 @click.option("--zero", multiple=True, metavar="MODEL", help="A model that KEDA scales to none while nobody asks; may be repeated.")
-@click.option(
-    "--gpus-per-node",
-    metavar="N",
-    type=click.IntRange(1, 64),
-    default=8,
-    show_default=True,
-    help="A model that wants more is spread over nodes.",
-)
+@gpus_per_node
 @click.option("--prometheus", metavar="URL", help="Where KEDA asks for figures.")
 @click.option("--models", type=click.Choice(["pvc", "image", "hostpath"]), help="Where folders of this host come from in the cluster.")
 @click.option("--models-image", default="", metavar="IMAGE", help="The image that holds them, with --models image.")

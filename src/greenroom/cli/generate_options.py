@@ -26,6 +26,24 @@ DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._-]*")
 # Options that change where files go, not what is in them: left out of the command that files carry.
 PLACES = ("output", "force", "diff")
 
+# What `generate llm-d` and `graduate` ask alike; a command places each where its help has it.
+provider = click.option(
+    "--provider",
+    type=click.Choice(["istio", "gke", "agentgateway", "none"]),
+    default="istio",
+    show_default=True,
+    help="The gateway.",
+)
+namespace = click.option("--namespace", default="llm-d", show_default=True, metavar="NAME", help="Where everything goes.")
+gpus_per_node = click.option(
+    "--gpus-per-node",
+    metavar="N",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    help="A model that wants more is spread over nodes.",
+)
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 

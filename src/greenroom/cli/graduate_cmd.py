@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from greenroom.cli import client, past, text
-from greenroom.cli.generate_llmd import NAMESPACE, PROVIDERS
-from greenroom.cli.generate_options import config_of, emit
+from greenroom.cli.generate_options import config_of, emit, gpus_per_node, namespace, provider
 
 if TYPE_CHECKING:
     from greenroom.config.model import Config, ModelConfig
@@ -42,16 +41,9 @@ class Memory(click.ParamType[int]):
 @past.past_options("7d")
 @click.option("-c", "--config", "path", type=click.Path(), metavar="FILE", help="The configuration [default: greenroom.yaml].")
 @click.option("--gpu-memory", type=Memory(), metavar="SIZE", help="Of the cluster's GPUs, such as 80GiB [default: the largest here].")
-@click.option("--provider", type=click.Choice(PROVIDERS), default="istio", show_default=True, help="The gateway.")
-@click.option("--namespace", default=NAMESPACE, show_default=True, metavar="NAME", help="Where everything goes.")
-@click.option(
-    "--gpus-per-node",
-    metavar="N",
-    type=click.IntRange(1, 64),
-    default=8,
-    show_default=True,
-    help="A model that wants more is spread over nodes.",
-)
+@provider
+@namespace
+@gpus_per_node
 @click.option("-o", "--output", type=click.Path(), metavar="DIR", help="Write the files for llm-d there.")
 @click.option("--anyway", is_flag=True, help="Write them though nothing calls for it.")
 @click.option("--force", is_flag=True, help="Overwrite files that are there.")

@@ -6,7 +6,7 @@ What greenroom does on one box by turns is bought with GPUs here: every model th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from greenroom.config.yaml_out import dump
@@ -378,7 +378,7 @@ def readme(intent: Intent, found: Sequence[Member], options: LlmdOptions) -> str
         "## What it costs",
         "",
         f"* {total} {'GPU' if total == 1 else 'GPUs'} held all the time"
-        + (f", more when {_listed(one.workload.model for one in found if one.occasional)} are asked" if len(steady) < len(found) else "")
+        + (f", more when {', '.join(one.workload.model for one in found if one.occasional)} are asked" if len(steady) < len(found) else "")
         + ". A pod does not share its GPU: models that took turns on one card need a card each now.",
         f"* {len(pooled)} endpoint {'picker' if len(pooled) == 1 else 'pickers'} (EPP), one for each base model: "
         f"{len(pooled) * options.epp_cpu} CPU and {len(pooled) * options.epp_memory_gib} GiB of memory together.",
@@ -391,7 +391,7 @@ def readme(intent: Intent, found: Sequence[Member], options: LlmdOptions) -> str
         f'kubectl create secret generic {TOKEN_SECRET} --namespace {intent.namespace} --from-literal={TOKEN_KEY}="$HF_TOKEN"',
         *([command] if (command := secret_command(intent)) else []),
         *(
-            ["# LeaderWorkerSet has to be installed for " + _listed(wide)]
+            ["# LeaderWorkerSet has to be installed for " + ", ".join(wide)]
             if (wide := [one.workload.model for one in found if one.nodes > 1])
             else []
         ),
@@ -412,7 +412,7 @@ def readme(intent: Intent, found: Sequence[Member], options: LlmdOptions) -> str
     if others:
         lines += [
             "",
-            f"{_listed(one.workload.model for one in others)}: the endpoint picker reads figures of vLLM and SGLang only, "
+            f"{', '.join(one.workload.model for one in others)}: the endpoint picker reads figures of vLLM and SGLang only, "
             "so the route goes to a plain Service, which spreads requests without looking.",
         ]
     if any(one.occasional for one in found):
@@ -437,10 +437,6 @@ def _row(one: Member) -> str:
     spread = f" over {one.nodes} nodes" if one.nodes > 1 else ""
     model = one.workload.model.replace("|", "\\|")
     return f"| {model} | {one.engine or 'unknown'} | {copies} | {gpus(one.workload.share, one.replicas)}{spread} | {way} |"
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
 
 
 def _processor(intent: Intent, options: LlmdOptions) -> list[str]:
