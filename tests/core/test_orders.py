@@ -386,6 +386,31 @@ def test_a_changed_definition_of_a_stopped_model_is_taken_at_once() -> None:
     assert [each.reserved_mib[GPU] for each in only(rig.asks("a"), Start)] == [2000]
 
 
+@pytest.mark.parametrize("digest", ["1", "2"], ids=["unchanged", "changed"])
+def test_an_operators_pin_outlives_a_reload_that_says_nothing_of_pins(digest: str) -> None:
+    """Whether the definition changed otherwise or not; only a configuration that changes the pin itself overrules it."""
+    rig = Rig(model("a", digest="1"))
+    rig.wishes("a", Operation.PIN)
+    rig.is_ready("a")
+    rig.reloads(model("a", digest=digest))
+    assert rig.entry("a").pinned
+    rig.reloads(model("a", digest=digest, pinned=True))
+    rig.reloads(model("a", digest=digest))
+
+    assert not rig.entry("a").pinned
+
+
+def test_a_definition_taken_back_before_its_engine_ended_takes_its_pin_along() -> None:
+    """Pinned by the second configuration, not by the third, which is the first again."""
+    rig = Rig(model("a", digest="1"))
+    rig.holds("a")
+    rig.reloads(model("a", digest="2", pinned=True))
+    assert rig.entry("a").pinned
+    rig.reloads(model("a", digest="1"))
+
+    assert not rig.entry("a").pinned
+
+
 def test_new_groups_hold_from_the_reload_on() -> None:
     """Two that were there together may not be any more, once one is asked for."""
     rig = Rig(model("a"), model("b"), model("c"))

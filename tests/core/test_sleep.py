@@ -215,6 +215,17 @@ def test_room_that_another_program_took_raises_nothing() -> None:
     assert names(rig.measures(200, a=200), Wake) == ["a"]
 
 
+def test_host_ram_that_a_wake_in_vain_took_stays_booked_until_somebody_measures_less() -> None:
+    """The word of the second wake says nothing of host RAM: what the first one showed has not shrunk by that."""
+    rig = crowded(host_mib=10_000)
+    rig.warms("a")
+    falls_asleep(rig, "a")
+    is_woken(rig, "a")
+    rig.is_asleep("a", host_mib=COPY + 300)
+    rig.is_asleep("a")
+    assert rig.booked("ram") == {"a": COPY + 300}
+
+
 def test_what_a_wake_without_room_books_never_rules_the_model_out() -> None:
     """It is raised to what is left beside a pinned model, not beyond it."""
     rig = Rig(model("pinned", 4000, pinned=True), sleeper("a"), early_sleep_s=None)

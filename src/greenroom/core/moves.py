@@ -399,7 +399,11 @@ def fell_asleep(stage: Stage, entry: Entry, report: InstanceReported) -> None:
     seen = seen_of_host(stage, report)
     if seen is not None and before is not State.WAKING:
         entry.costs.copy_mib[level] = seen
-    host = max(entry.model.host_mib, entry.costs.copy(tier)) if seen is None else seen
+    if seen is None:  # what nobody looked at has not shrunk
+        kept_mib = 0 if "ram" in instance.devices else held.get("ram", 0)
+        host = max(entry.model.host_mib, entry.costs.copy(tier), kept_mib)
+    else:
+        host = seen
     if host and "ram" in stage.book.pools and "ram" not in needs:
         needs["ram"] = host
     stage.book.set(entry.id, needs)

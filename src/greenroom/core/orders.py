@@ -360,10 +360,10 @@ def reload(stage: Stage, event: SetupChanged) -> None:
         if model is not None and model.digest == entry.model.digest:
             _keep(stage, entry, model)
         else:
+            if model is not None:
+                _pin_as_told(entry, model)
             _retire(stage, entry, "its definition changed" if model is not None else "it was removed from the configuration")
             entry.successor = model
-            if model is not None:
-                entry.pinned = model.pinned
     for model in wanted.values():
         admit_model(stage, Entry.of(model, stage.policy))
     stage.count_pins()
@@ -372,16 +372,22 @@ def reload(stage: Stage, event: SetupChanged) -> None:
 def _keep(stage: Stage, entry: Entry, model: Model) -> None:
     if entry.model.need_mib != model.need_mib and entry.need_source != "measured":
         entry.need_mib, entry.need_source = model.need_mib, model.need_source
-    was_pinned = entry.model.pinned
+    is_told_anew = _pin_as_told(entry, model)
     entry.model, entry.successor = model, None
     if entry.retire:
         _reinstate(stage, entry)
     dispatch(stage, entry)  # it may take more at once now
-    if model.pinned != was_pinned:
-        entry.pinned = model.pinned
-        if model.pinned and entry.state is State.STOPPED and not entry.queue:
-            stage.ghost(entry, quiet=False)
+    if is_told_anew and model.pinned and entry.state is State.STOPPED and not entry.queue:
+        stage.ghost(entry, quiet=False)
     stage.wake_at(stage.now, entry)
+
+
+def _pin_as_told(entry: Entry, model: Model) -> bool:
+    """Whether the configuration says otherwise than it did; else what an operator said of the pin stands."""
+    if model.pinned == (entry.successor or entry.model).pinned:
+        return False
+    entry.pinned = model.pinned
+    return True
 
 
 def _reinstate(stage: Stage, entry: Entry) -> None:
