@@ -9,7 +9,7 @@ HERE := $(shell pwd | cksum | cut -d' ' -f1)
 RUN_STAMP := .venv/.ready-run-$(HERE)
 DEV_STAMP := .venv/.ready-dev-$(HERE)
 
-.PHONY: help demo test tools test-vllm check bench bench-vllm format lock clean
+.PHONY: help demo test tools test-vllm check worlds bench bench-vllm format lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make tools             fetch the programs that judge generated files and pushed models (Debian; tests without them are skipped)"
 	@echo "make test-vllm         the tests against a true vLLM server on the CPU (installs 2.5 GB first)"
 	@echo "make check             ruff, mypy, import-linter"
+	@echo "make worlds            2,000 worlds of faults that nobody has seen before, against every invariant (about 4 minutes)"
 	@echo "make bench             every benchmark (about 15 minutes on a quiet machine)"
 	@echo "make bench-vllm        what sleep is worth: true vLLM servers, on the CPU where there is no GPU (a quarter of an hour)"
 
@@ -49,6 +50,9 @@ check: $(DEV_STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+worlds: $(DEV_STAMP)
+	$(BIN)/python -m tests.world --count 2000 $(ARGS)
 
 bench: $(DEV_STAMP)
 	$(BIN)/python -m bench.relay

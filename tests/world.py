@@ -907,20 +907,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("seed", type=int, nargs="?", help="play this seed alone")
     parser.add_argument("--log", action="store_true", help="print every event and action")
-    parser.add_argument("--from", dest="first", type=int, default=0)
+    parser.add_argument("--from", dest="first", type=int, help="the first of consecutive seeds (default: seeds drawn anew)")
     parser.add_argument("--count", type=int, default=1000)
     options = parser.parse_args(argv)
     if options.seed is not None:
         print(in_words(play(options.seed, log=options.log)))
         return 0
     began, failed, events = time.perf_counter(), [], 0
-    for seed in range(options.first, options.first + options.count):
+    first = options.first if options.first is not None else random.SystemRandom().randrange(2**32)
+    for seed in range(first, first + options.count):
         try:
             events += play(seed).events
         except SeedFailed as exc:
             failed.append(seed)
             print(str(exc).splitlines()[0][:300], flush=True)
-    print(f"{options.count} worlds, {events} events, {len(failed)} failed, {time.perf_counter() - began:.0f} s")
+    print(f"{options.count} worlds from seed {first}, {events} events, {len(failed)} failed, {time.perf_counter() - began:.0f} s")
     return 1 if failed else 0
 
 

@@ -1,13 +1,12 @@
 """Thousands of small worlds of faults, each checked against every invariant after every event.
 
-The known seeds are always the same (GREENROOM_SEEDS of them; CI plays 2,000); the fresh ones differ in each run
-(GREENROOM_FRESH_SEEDS).  A failing seed names the command that plays it again.
+The seeds are always the same (GREENROOM_SEEDS of them), so that a change is judged by what it changed; `make worlds`
+looks for faults in worlds never seen before.  A failing seed names the command that plays it again.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -17,24 +16,16 @@ import pytest
 from tests.world import SeedFailed, play
 
 SEEDS = int(os.environ.get("GREENROOM_SEEDS", "400"))
-FRESH_SEEDS = int(os.environ.get("GREENROOM_FRESH_SEEDS", "40"))
 BATCH = 25
 REPLAYS = 16
 ROOT = Path(__file__).resolve().parent.parent.parent
-FRESH_SPACE = 2**32
 
 
 def fixed() -> list[range]:
     return [range(first, min(first + BATCH, SEEDS)) for first in range(0, SEEDS, BATCH)]
 
 
-def fresh() -> list[list[int]]:
-    rng = random.SystemRandom()
-    seeds = [rng.randrange(FRESH_SPACE) for _ in range(FRESH_SEEDS)]
-    return [seeds[first : first + BATCH] for first in range(0, len(seeds), BATCH)]
-
-
-def play_all(seeds: range | list[int]) -> None:
+def play_all(seeds: range) -> None:
     failures = []
     for seed in seeds:
         try:
@@ -51,13 +42,6 @@ def play_all(seeds: range | list[int]) -> None:
 def test_no_invariant_breaks_in_the_known_worlds(seeds: range) -> None:
     """Memory is never overbooked, nobody is cut or starved, pins hold, everything ends: see tests/watch.py."""
     play_all(seeds)
-
-
-@pytest.mark.timeout(3600)
-def test_no_invariant_breaks_in_worlds_never_seen_before() -> None:
-    """The same in worlds drawn anew in every run."""
-    for seeds in fresh():
-        play_all(seeds)
 
 
 def test_the_same_seed_plays_the_same_story() -> None:
