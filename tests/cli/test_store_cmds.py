@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from greenroom.cli.pull_cmd import Size
+from greenroom.config.units import size_bytes
 from greenroom.store.facts import Stored
 from greenroom.store.library import Library
 from greenroom.store.references import parse
@@ -32,6 +34,27 @@ def stored(library: Library) -> Stored:
 
 def greenroom(library: Library, *args: str) -> Result:
     return run(*args, GREENROOM_MODELS=str(library.root))
+
+
+class TestPull:
+    @pytest.mark.parametrize("written", ["20GiB", "1.5GiB", "24GB", "800mb", "1500 MiB", "100B"])
+    def test_a_size_is_what_the_configuration_calls_so(self, written: str):
+        assert Size().convert(written, None, None) == size_bytes(written)
+
+    @pytest.mark.parametrize(
+        ("written", "sentence"),
+        [
+            ("-5GiB", '"-5GiB" is negative, and a size cannot be. Write 80GiB or 1500MiB.'),
+            ("0GiB", '"0GiB" is nothing at all. Write 80GiB or 1500MiB.'),
+            ("20G", '"20G" has no full unit. Write 20GiB (or 20GB for the decimal one).'),
+            ("1000000", "1000000 has no unit. Write 1000000GiB or 1000000MiB."),
+            ("lots\x1b[2J", '"lots\\x1b[2J" is not a size. Write 80GiB or 1500MiB.'),
+        ],
+    )
+    def test_what_is_no_size_is_refused_before_anybody_is_asked(self, library: Library, written: str, sentence: str):
+        result = greenroom(library, "pull", "oci://127.0.0.1:1/team/one:v1", "--max-size", written)
+        assert result.exit_code == 2
+        assert result.stderr.endswith(f"Error: Invalid value for '--max-size': {sentence}\n")
 
 
 class TestList:

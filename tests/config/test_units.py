@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.config.units import UnitError, duration_s, size_bytes, size_mib_down, size_mib_up
+from greenroom.config.units import UnitError, duration_s, limit_bytes, size_bytes, size_mib_down, size_mib_up
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,8 @@ def test_a_size_has_a_unit(written: object, bytes_: int) -> None:
         ("80 bananas", '"80 bananas" is not a size: "bananas" is no unit. Write 80GiB or 80MiB.'),
         ("lots", '"lots" is not a size. Write 80GiB or 1500MiB.'),
         (-1, "-1 is negative, and a size cannot be. Write 80GiB or 1500MiB."),
+        ("-5GiB", '"-5GiB" is negative, and a size cannot be. Write 80GiB or 1500MiB.'),
+        ("- 5", '"- 5" is not a size. Write 80GiB or 1500MiB.'),
         ("99999999TiB", '"99999999TiB" is more than any machine has. Write 80GiB or 1500MiB.'),
     ],
 )
@@ -83,6 +85,14 @@ def test_a_wrong_size_is_told_with_what_to_write(written: object, sentence: str)
     with pytest.raises(UnitError) as caught:
         size_bytes(written)
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize("written", ["0", "0GiB", "0.2B", 0])
+def test_a_limit_of_nothing_is_none(written: object) -> None:
+    """It would refuse everything."""
+    with pytest.raises(UnitError, match=r"is nothing at all\. Write 80GiB"):
+        limit_bytes(written)
+    assert limit_bytes("1B") == 1
 
 
 def test_capacities_round_down_and_needs_round_up() -> None:
@@ -106,7 +116,7 @@ def test_a_compound_duration_is_the_sum_of_its_parts(hours: int, minutes: int, s
 @given(st.one_of(st.text(max_size=20), st.integers(), st.floats(), st.booleans(), st.none(), st.lists(st.integers(), max_size=2)))
 def test_any_value_is_read_or_refused_in_one_line(value: object) -> None:
     """No other exception, and a message without line ends."""
-    for read in (duration_s, size_bytes):
+    for read in (duration_s, size_bytes, limit_bytes):
         try:
             said = str(read(value))
         except UnitError as exc:

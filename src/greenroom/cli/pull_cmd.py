@@ -23,24 +23,20 @@ if TYPE_CHECKING:
 PLAIN_S = 5.0  # between two lines where nobody looks at a bar
 MIB = 1024 * 1024
 T = TypeVar("T")
-UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "kib": 2**10, "m": 10**6, "mb": 10**6, "mib": 2**20}
-UNITS |= {"g": 10**9, "gb": 10**9, "gib": 2**30, "t": 10**12, "tb": 10**12, "tib": 2**40}
 
 
 class Size(click.ParamType[int]):
-    """`20GiB`, `500MB`, `1000000`."""
+    """As the configuration writes sizes: `20GiB`, `500MB`."""
 
     name = "SIZE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        number = value.rstrip("BbKkMmGgTtIi ").strip()
-        unit = value[len(number) :].strip().lower()
+        from greenroom.config.units import UnitError, limit_bytes
+
         try:
-            return int(float(number) * UNITS[unit])
-        except (ValueError, KeyError, OverflowError):
-            self.fail(f"{value!r} is no size: write 20GiB, 500MB or a number of bytes", param, ctx)
+            return limit_bytes(value)
+        except UnitError as fault:
+            self.fail(text.safe(str(fault)), param, ctx)
 
 
 def web_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,7 +68,7 @@ def web_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--verify-key", type=click.Path(path_type=Path), metavar="FILE", help="Refuse a model that this key (cosign.pub) has not signed."
 )
-@click.option("--max-size", type=Size(), metavar="SIZE", help="Refuse a model that is larger.")
+@click.option("--max-size", type=Size(), metavar="SIZE", help="Refuse a model that is larger than this (20GiB).")
 @click.option("--offline", is_flag=True, help="Ask nobody; the model has to be here (GREENROOM_OFFLINE=1).")
 def pull(reference: str, store: Path | None, quiet: bool, as_json: bool, **words: Any) -> None:
     """Bring the model REFERENCE here.

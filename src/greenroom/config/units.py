@@ -69,7 +69,8 @@ def size_bytes(value: object) -> int:
         raise UnitError(f"{quoted(value)} is a share, and a budget needs a size. Write the size itself, such as 60GiB.")
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise UnitError(f"{quoted(value)} is not a size. Write 80GiB or 1500MiB.")
+        why = "is negative, and a size cannot be" if text.startswith("-") and _SIZE.fullmatch(text[1:]) else "is not a size"
+        raise UnitError(f"{quoted(value)} {why}. Write 80GiB or 1500MiB.")
     number, unit = match.groups()
     if not unit:
         return _unitless_bytes(number)
@@ -80,6 +81,14 @@ def size_bytes(value: object) -> int:
     if bytes_ > SIZE_BYTES_MAX:
         raise UnitError(f"{quoted(value)} is more than any machine has. Write 80GiB or 1500MiB.")
     return round(bytes_)
+
+
+def limit_bytes(value: object) -> int:
+    """Bytes of what something may have at most: a size, and more than nothing."""
+    bytes_ = size_bytes(value)
+    if bytes_ <= 0:
+        raise UnitError(f"{quoted(value)} is nothing at all. Write 80GiB or 1500MiB.")
+    return bytes_
 
 
 def _unitless_bytes(number: str) -> int:
