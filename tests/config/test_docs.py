@@ -23,6 +23,7 @@ from greenroom.config.schema import (
     FiltersSection,
     GroupSection,
     KeySection,
+    ModelPullSection,
     ModelSection,
     SleepSection,
     TracingSection,
@@ -75,6 +76,9 @@ def test_the_json_schema_accepts_what_loads(example: str) -> None:
         "nope: 1\nmodels: {}",
         "scheduling: {nope: 1}\nmodels: {}",
         "tracing: {nope: 1}\nmodels: {}",
+        "pull: {max_size: 20G}\nmodels: {a: {cmd: 'x ${PORT}'}}",
+        "pull: missing\nmodels: {a: {cmd: 'x ${PORT}'}}",
+        "models: {a: {cmd: 'x ${PORT} ${MODEL_PATH}', model: 'hf://o/r', pull: always}}",
         "tracing: {sample: 2}\nmodels: {}",
         "logLevel: info",
     ],
@@ -97,8 +101,8 @@ def test_macros_may_stand_for_numbers_in_the_json_schema() -> None:
 def test_every_key_is_documented() -> None:
     """Nothing can be added to the schema without a word about it."""
     sections = (ConfigFile, ModelSection, DeviceSection, GroupSection, FiltersSection, WarmupSection, ContainerSection, KeySection)
-    sleep = (SleepSection, CallSection, AsleepSection)
-    keys = {key for section in (*sections, *sleep, TracingSection) for key in section.model_fields} | set(SYNONYMS)
+    more = (SleepSection, CallSection, AsleepSection, ModelPullSection, TracingSection)
+    keys = {key for section in (*sections, *more) for key in section.model_fields} | set(SYNONYMS)
     keys |= {foreign.place[-1] for foreign in (*REFUSED, *NO_EFFECT)}
     words = set(re.findall(r"[A-Za-z_]+", PAGE))
     assert keys - words == set()

@@ -8,7 +8,17 @@ from dataclasses import fields, replace
 import pytest
 
 from greenroom.config.load import load_config_text
-from greenroom.config.model import Config, ContainerConfig, DeviceConfig, GroupConfig, KeyConfig, ModelConfig, PeerConfig, SleepConfig
+from greenroom.config.model import (
+    Config,
+    ContainerConfig,
+    DeviceConfig,
+    GroupConfig,
+    KeyConfig,
+    ModelConfig,
+    PeerConfig,
+    PullConfig,
+    SleepConfig,
+)
 from greenroom.config.write import text_of
 
 EVERYTHING = r"""
@@ -32,6 +42,7 @@ hooks: {on_startup: {preload: [a]}}
 upstream: {ignorePaths: ['\.bin$']}
 scheduling: {quantum_factor: 3}
 limits: {idle_s: 30}
+pull: {plain_http: true, offline: true, max_size: 9GiB}
 tracing: {endpoint: "http://127.0.0.1:4318", sample: 0.5}
 models:
   a:
@@ -83,6 +94,10 @@ models:
   stored:
     model: oci://registry.example/team/m:1
     pull: never
+    cmd: llama-server -m ${MODEL_PATH} --port ${PORT}
+  fetched:
+    model: oci://registry.example/team/n:1
+    pull: {when: never, tls_verify: false, allow_host: "blobs.lan:9000", platform: linux/arm64, max_size: 1.5GiB}
     cmd: llama-server -m ${MODEL_PATH} --port ${PORT}
 peers:
   west:
@@ -150,7 +165,9 @@ def test_dollars_are_kept_as_text(value: str) -> None:
     assert comparable(load_config_text(text_of(first), env={"HOME": "/"})) == comparable(first)
 
 
-@pytest.mark.parametrize("kind", [Config, ModelConfig, ContainerConfig, PeerConfig, SleepConfig, KeyConfig, DeviceConfig, GroupConfig])
+@pytest.mark.parametrize(
+    "kind", [Config, ModelConfig, PullConfig, ContainerConfig, PeerConfig, SleepConfig, KeyConfig, DeviceConfig, GroupConfig]
+)
 def test_the_example_says_everything(kind: type) -> None:
     """Whatever a configuration can hold differs from its default somewhere in it, so that nothing is forgotten in writing."""
     config = load_config_text(EVERYTHING, env={})
@@ -160,6 +177,7 @@ def test_the_example_says_everything(kind: type) -> None:
     found: dict[type, Sequence[object]] = {
         Config: [config],
         ModelConfig: models,
+        PullConfig: [model.pull_options for model in models],
         ContainerConfig: containers,
         PeerConfig: peers,
         SleepConfig: sleeps,
@@ -167,7 +185,7 @@ def test_the_example_says_everything(kind: type) -> None:
         DeviceConfig: config.devices,
         GroupConfig: config.groups,
     }
-    # tls_ca must be a file that is there; times of a sleep are measured, never configured.
-    unsaid = {"misconfigured", "model_folder", "warnings", "tls_ca", "sleep_s", "wake_s"}
+    # tls_ca and verify_key must be files that are there; times of a sleep are measured, never configured.
+    unsaid = {"misconfigured", "model_folder", "warnings", "tls_ca", "verify_key", "sleep_s", "wake_s"}
     said = {each.name for each in fields(kind) if any(getattr(one, each.name) != each.default for one in found[kind])}
     assert {each.name for each in fields(kind)} - said - unsaid == set()

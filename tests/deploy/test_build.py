@@ -376,6 +376,23 @@ def test_a_file_by_reference_is_mounted_for_greenroom() -> None:
     assert Mount("bind", "/srv/a b.gguf", "/models/a-b.gguf") in intent.workloads[0].mounts
 
 
+def test_what_greenroom_reads_for_its_fetches_is_there_too(tmp_path: Path) -> None:
+    """Certificates and keys: mounted in a container, where they lie on a bare host; of no use to engines alone."""
+    (file := tmp_path / "ca.pem").write_text("x")
+    entry = {"model": "hf://o/r:Q4_K_M", "cmd": "llama-server -m ${MODEL_PATH} --port ${PORT}"}
+    peer = {"proxy": "https://h", "models": ["far"], "tls_ca": os.path.relpath(file)}
+    text = dump({"models": {"m": entry}, "peers": {"p": peer}, "pull": {"tls_ca": os.path.relpath(file), "offline": True}})
+    config = load_config_text(text, env={})
+    for bare, place in ((False, "/models/ca.pem"), (True, str(file))):
+        intent = build(config, target="cpu", options=Options(bare=bare))
+        again = load_config_text(intent.config_text.replace(place, str(file)), env={})
+        assert (intent.config.models[0].pull_options.tls_ca, intent.config.peers[0].tls_ca) == (place, place)
+        assert again.models[0].pull_options == replace(config.models[0].pull_options, tls_ca=str(file))
+        assert Mount("bind", str(file), place) in intent.workloads[0].mounts
+    notes = build(replace(config, peers=()), mode="engines", target="cpu").notes
+    assert "m: hf://o/r:Q4_K_M is fetched without greenroom; what `pull` says of that does not count there." in notes
+
+
 def test_flags_alone_get_the_program_of_their_image() -> None:
     """In greenroom's own image nothing starts by itself: the engine's program stands before them, or it is told."""
     container = {"image": "docker.io/vllm/vllm-openai:v0.11.0", "volumes": ["/srv/hub:/hub"]}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from greenroom.config.errors import ConfigError
-from greenroom.config.model import Config, DeviceConfig, FiltersConfig, GroupConfig, ModelConfig, SizeSpec
+from greenroom.config.model import Config, DeviceConfig, FiltersConfig, GroupConfig, ModelConfig, PullConfig, SizeSpec
 from greenroom.core.facts import Device, Group, Policy
 from greenroom.engines.base import Estimate
 from greenroom.host.gpus import GpuInfo
@@ -184,6 +184,8 @@ def test_what_a_model_lacks_is_told() -> None:
 
 OTHER: dict[str, Any] = {
     "line": 9,
+    "pull": "never",
+    "pull_options": PullConfig(offline=True),
     "aliases": ("x",),
     "name": "N",
     "description": "D",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -10,7 +11,7 @@ from urllib.parse import urlsplit
 from . import secrets
 from .errors import SECRET_CHARS_MIN, Path, Report, did_you_mean, quoted
 from .model import is_pattern
-from .schema import CallSection, ConfigFile, GroupSection, KeySection, ModelSection, SleepSection, key_name, name_error
+from .schema import CallSection, ConfigFile, GroupSection, KeySection, ModelSection, PullSection, SleepSection, key_name, name_error
 
 PORT = "${PORT}"
 STORED = ("${MODEL_PATH}", "${MODEL_DIR}")
@@ -139,9 +140,18 @@ def _check_reference(model: ModelSection, path: Path, report: Report) -> None:
         if "pull" in model.model_fields_set:
             report.warn((*path, "pull"), "has no effect without model. Add model: oci://… or the like, or remove it.")
         return
+    if isinstance(model.pull, PullSection):
+        check_pull(model.pull, (*path, "pull"), report)
     told = [*model.cmd, *(text for _, text in model.env), *(model.container.args + model.container.volumes if model.container else ())]
     if model.cmd and not any(place in word for word in told for place in STORED):
         report.add((*path, "cmd"), "has no ${MODEL_PATH}, so the engine cannot be told where its model lies. Add it, or remove model.")
+
+
+def check_pull(pull: PullSection, path: Path, report: Report) -> None:
+    """Files that a fetch reads are there."""
+    for key, file, what in (("tls_ca", pull.tls_ca, "certificates (PEM)"), ("verify_key", pull.verify_key, "one public key (PEM)")):
+        if file is not None and not os.access(file, os.R_OK):
+            report.add((*path, key), f"{quoted(file)} cannot be read. Name a file of {what}.")
 
 
 def _check_devices(model: ModelSection, devices: Mapping[str, object], path: Path, report: Report) -> None:

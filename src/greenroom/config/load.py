@@ -302,6 +302,7 @@ class _Loader:
     def _check(self, top: ConfigFile, models: Mapping[str, ModelSection], ids: Mapping[str, Any]) -> dict[str, str]:
         names = checks.check_names(models, ids, self.report)
         checks.check_devices(top, self.report)
+        checks.check_pull(top.pull, ("pull",), self.report)
         declared = [*top.devices] if not self.report.has(("devices",)) else []
         for model_id, model in models.items():
             if not self.report.has(("devices",)):

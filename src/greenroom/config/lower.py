@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from .checks import groups_of
 from .model import (
@@ -16,6 +17,7 @@ from .model import (
     KeyConfig,
     ModelConfig,
     PeerConfig,
+    PullConfig,
     SizeSpec,
     SleepConfig,
     TracingConfig,
@@ -29,6 +31,7 @@ from .schema import (
     FiltersSection,
     ModelSection,
     PeerSection,
+    PullSection,
     SleepSection,
     key_name,
 )
@@ -49,7 +52,8 @@ def lower_model(model_id: str, model: ModelSection, top: ConfigFile, line: int, 
         argv=model.cmd,
         line=line,
         reference=model.model or "",
-        pull=model.pull,
+        pull=model.pull if isinstance(model.pull, str) else model.pull.when,
+        pull_options=_pull_options(model, top),
         aliases=_aliases(model_id, model),
         name=model.name,
         description=model.description,
@@ -91,6 +95,15 @@ def lower_model(model_id: str, model: ModelSection, top: ConfigFile, line: int, 
         keepalive=model.keepalive,
         misconfigured=misconfigured,
     )
+
+
+def _pull_options(model: ModelSection, top: ConfigFile) -> PullConfig:
+    """What is said for all models, and over it what is said for this one."""
+    said: dict[str, Any] = {}
+    for section in (top.pull, model.pull) if model.model is not None else ():
+        if isinstance(section, PullSection):
+            said |= {name: getattr(section, name) for name in PullSection.model_fields if name in section.model_fields_set}
+    return PullConfig(size_max_bytes=said.pop("max_size", None), **said)
 
 
 def _aliases(model_id: str, model: ModelSection) -> tuple[str, ...]:

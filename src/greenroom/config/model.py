@@ -93,12 +93,27 @@ class ContainerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PullConfig:
+    """How a model's files are fetched; the names are those of `greenroom pull`."""
+
+    plain_http: bool = False  # the registry has no TLS
+    tls_ca: str | None = None  # certificates that are believed besides the system's
+    tls_verify: bool = True
+    allow_host: tuple[str, ...] = ()  # HOST[:PORT] inside the network that a registry may redirect to
+    platform: str = "linux/amd64"
+    verify_key: str | None = None  # what this key has not signed is not served
+    size_max_bytes: int | None = None
+    offline: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     id: str
     argv: tuple[str, ...]  # command, already split; may hold ${PORT} inside any item
     line: int = 0  # where its entry starts in the file
     reference: str = ""  # `model`: where it comes from; then argv, env and container may hold ${MODEL_PATH} and ${MODEL_DIR}
     pull: str = "missing"  # missing: the first request fetches it | never
+    pull_options: PullConfig = field(default_factory=PullConfig)
     model_folder: str = ""  # of a reference: where its files lie on this host; "" = not known
     aliases: tuple[str, ...] = ()
     name: str = ""

@@ -156,6 +156,7 @@ Ttl: TypeAlias = Annotated[float | Literal["auto"] | None, BeforeValidator(_ttl_
 GlobalTtl: TypeAlias = Annotated[float | Literal["auto"], BeforeValidator(_global_ttl_s), _TTL]
 Need: TypeAlias = Annotated[int, BeforeValidator(_need_mib), _SIZE]
 Room: TypeAlias = Annotated[int, BeforeValidator(_room_mib), _SIZE]
+SizeMax: TypeAlias = Annotated[int, BeforeValidator(units.limit_bytes), _SIZE]
 Spare: TypeAlias = Annotated[int, BeforeValidator(units.size_mib_up), _any_of({"const": 0}, {"type": "string"})]
 Anything: TypeAlias = Annotated[Any, WithJsonSchema({})]
 
@@ -390,11 +391,29 @@ def _peer_models(value: object) -> tuple[tuple[str, str], ...]:
     return tuple(out.items())
 
 
-def _ca_path(value: object) -> str:
-    path = _text(value)
-    if not path.strip() or "\0" in path:
-        raise ValueError("is no path. Write that of a file of certificates (PEM), or leave it out for the system's own.")
-    return path
+def _file_of(what: str) -> BeforeValidator:
+    def validate(value: object) -> str:
+        path = _text(value)
+        if not path.strip() or "\0" in path:
+            raise ValueError(f"is no path. Write that of a file of {what}.")
+        return path
+
+    return BeforeValidator(validate)
+
+
+def _hosts(value: object) -> tuple[str, ...]:
+    hosts = (value,) if isinstance(value, str) else _texts(value)
+    for host in hosts:
+        if not re.fullmatch(r"[^\s/@]+", host):
+            raise ValueError(f"{quoted(host)} is not a host. Write HOST or HOST:PORT, such as blobs.lan:9000.")
+    return hosts
+
+
+def _platform(value: object) -> str:
+    platform = _text(value)
+    if not re.fullmatch(r"[a-z0-9]+/[a-z0-9_]+", platform):
+        raise ValueError(f"{quoted(platform)} is not a platform. Write OS/ARCH, such as linux/amd64.")
+    return platform
 
 
 def _weight(value: object) -> float:
@@ -581,7 +600,10 @@ PeerKey: TypeAlias = Annotated[str | None, BeforeValidator(_peer_key), WithJsonS
 PeerModels: TypeAlias = Annotated[
     tuple[tuple[str, str], ...], BeforeValidator(_peer_models), WithJsonSchema({"type": ["array", "object"], "minItems": 1})
 ]
-CaPath: TypeAlias = Annotated[str, BeforeValidator(_ca_path), WithJsonSchema({"type": "string"})]
+CaPath: TypeAlias = Annotated[str, _file_of("certificates (PEM), or leave it out for the system's own"), WithJsonSchema({"type": "string"})]
+KeyPath: TypeAlias = Annotated[str, _file_of("one public key (PEM), such as cosign.pub"), WithJsonSchema({"type": "string"})]
+Hosts: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_hosts), WithJsonSchema({"type": ["string", "array"]})]
+Platform: TypeAlias = Annotated[str, BeforeValidator(_platform), WithJsonSchema({"type": "string"})]
 PeerPriority: TypeAlias = Annotated[int, _whole(-1000, 1000), _number(-1000, 1000)]
 Weight: TypeAlias = Annotated[float, BeforeValidator(_weight), _any_of({"type": "number", "exclusiveMinimum": 0})]
 ProbePath: TypeAlias = Annotated[str, BeforeValidator(_probe_path), WithJsonSchema({"type": ["string", "boolean"]})]
@@ -753,6 +775,38 @@ def _sleep(value: object) -> str | SleepSection:
 Sleep: TypeAlias = Annotated[SleepWord | SleepSection, BeforeValidator(_sleep)]
 
 
+class PullSection(_Lean):
+    """How models are fetched: what `greenroom pull` can be told, in the same words."""
+
+    plain_http: Flag = Field(default=False, description="The registry has no TLS; on this machine that is found out.")
+    tls_ca: CaPath | None = Field(default=None, description="An authority (PEM) that is believed, too.")
+    tls_verify: Flag = Field(default=True, description="false: believe any certificate of the registry.")
+    allow_host: Hosts = Field(default=(), description="Hosts inside your network that a registry may redirect to.")
+    platform: Platform = Field(default="linux/amd64", description="Which manifest of a list is taken.")
+    verify_key: KeyPath | None = Field(default=None, description="Only models that this key (cosign.pub) has signed are served.")
+    max_size: SizeMax | None = Field(default=None, description="A larger model is not fetched.")
+    offline: Flag = Field(default=False, description="Nobody is asked; models have to be here.")
+
+
+_pull_word = _chosen("missing", "never")
+PullWord: TypeAlias = Annotated[str, WithJsonSchema({"enum": ["missing", "never"]})]
+
+
+class ModelPullSection(PullSection):
+    """Of one model; what is not written here is as in `pull` at the top level."""
+
+    when: Annotated[str, BeforeValidator(_pull_word), WithJsonSchema({"enum": ["missing", "never"]})] = Field(
+        default="missing", description="Whether the first request fetches the model."
+    )
+
+
+def _pull(value: object) -> str | ModelPullSection:
+    return ModelPullSection.model_validate(value) if isinstance(value, Mapping) else _pull_word(value)
+
+
+Pull: TypeAlias = Annotated[PullWord | ModelPullSection, BeforeValidator(_pull)]
+
+
 class ContainerSection(Section):
     image: Words = Field(description="The image to run.")
     runtime: Annotated[str, _choice("podman", "docker"), WithJsonSchema({"enum": ["podman", "docker"]})] = Field(
@@ -795,9 +849,7 @@ class ModelSection(Section):
     model: Words | None = Field(
         default=None, description="Where the model comes from: oci://…, hf://…, ollama://…, https://…; ${MODEL_PATH} in cmd is its place."
     )
-    pull: Annotated[str, _choice("missing", "never"), WithJsonSchema({"enum": ["missing", "never"]})] = Field(
-        default="missing", description="Whether the first request fetches `model` when it is not in the store."
-    )
+    pull: Pull = Field(default="missing", description="Whether the first request fetches `model` when it is not in the store, and how.")
     cmdStop: Argv | None = Field(default=None, description="Command that stops the engine; may use ${PID}.")
     proxy: Url | None = Field(default=None, description="Address of the engine; default http://127.0.0.1:${PORT}.")
     checkEndpoint: CheckPath | None = Field(default=None, description="Path that answers 200 when ready; `none`: an open port is enough.")
@@ -949,6 +1001,7 @@ class ConfigFile(Section):
     devices: dict[str, DeviceSection] = Field(default_factory=dict, description="Memory budgets; found by itself when left out.")
     groups: dict[str, GroupSection] = Field(default_factory=dict, description="Which models may be loaded together.")
     peers: dict[str, PeerSection] = Field(default_factory=dict, description="Other servers, and the models they serve.")
+    pull: PullSection = Field(default_factory=PullSection, description="How models are fetched that are not in the store.")
     routing: RoutingSection = Field(default_factory=RoutingSection, description="llama-swap's newer place for groups.")
     hooks: HooksSection = Field(default_factory=HooksSection)
     macros: Anything = Field(default=None, description="name: value, used as ${name}.")

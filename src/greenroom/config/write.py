@@ -20,6 +20,7 @@ from .model import (
     KeyConfig,
     ModelConfig,
     PeerConfig,
+    PullConfig,
     SleepConfig,
     TracingConfig,
 )
@@ -39,7 +40,6 @@ _CONTAINER_DEFAULTS = {each.name: each.default for each in fields(ContainerConfi
 # ModelConfig's name -> the file's, where a value is written as it is and left out where it is the default
 _PLAIN = {
     "reference": "model",
-    "pull": "pull",
     "name": "name",
     "description": "description",
     "unlisted": "unlisted",
@@ -137,6 +137,7 @@ def _model(model: ModelConfig) -> dict[str, Any]:
     _put(out, "cmdStop", list(model.stop_argv), [])
     for attribute, key in _PLAIN.items():
         _put(out, key, getattr(model, attribute), _DEFAULTS[attribute])
+    _put(out, "pull", _pull(model), "missing")
     _put(out, "aliases", list(model.aliases), [])
     _put(out, "env", [f"{name}={value}" for name, value in model.env], [])
     _put(out, "proxy", model.proxy, PROXY_DEFAULT)
@@ -158,6 +159,19 @@ def _model(model: ModelConfig) -> dict[str, Any]:
         out["warmup"] = {"path": model.warmup.path, "body": model.warmup.body}
     if model.container is not None:
         out["container"] = _container(model.container)
+    return out
+
+
+def _pull(model: ModelConfig) -> str | dict[str, Any]:
+    """Options stand with each model, also those that were said for all."""
+    options, default = model.pull_options, PullConfig()
+    if options == default:
+        return model.pull
+    out: dict[str, Any] = {"when": model.pull}
+    for name in ("plain_http", "tls_ca", "tls_verify", "platform", "verify_key", "offline"):
+        _put(out, name, getattr(options, name), getattr(default, name))
+    _put(out, "allow_host", list(options.allow_host), [])
+    _put(out, "max_size", None if options.size_max_bytes is None else f"{options.size_max_bytes}B", None)
     return out
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from greenroom.config import secrets, write
-from greenroom.config.model import ContainerConfig, ModelConfig
+from greenroom.config.model import ContainerConfig, ModelConfig, PullConfig
 from greenroom.deploy import docker_run, fetching, images
 from greenroom.deploy.basis import PORTS_END, Basis, BuildError
 from greenroom.deploy.commands import (
@@ -90,6 +90,8 @@ class Engines(Basis):
             return self._client(model, engine, name, host_port)
         image = self._image(model, engine)
         fetched = fetching.by_engine(model, engine.kind)
+        if model.reference and model.pull_options != PullConfig():
+            self.notes.append(f"{model.id}: {model.reference} is fetched without greenroom; what `pull` says of that does not count there.")
         model = fetched.model
         self.notes += [fetched.note] if fetched.note else []
         places = Places(inside=tuple(mount.target for mount in fetched.mounts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
@@ -38,12 +39,11 @@ class Own(Basis):
         host, port = self.listen()
         self.check_public(host, config)
         places = Places()
+        config = _with_files_at(places.stay if self.options.bare else places.place, config)
         if self.options.bare:
             config = replace(config, models=tuple(self._at_home(model, places) for model in config.models))
         else:
             config = replace(config, models=tuple(self._inside(model, places) for model in config.models))
-            peers = [replace(peer, tls_ca=places.place(os.path.abspath(peer.tls_ca))) if peer.tls_ca else peer for peer in config.peers]
-            config = replace(config, peers=tuple(peers))
             self._tell_of_loopback(config)
             if not config.keys:
                 config = replace(config, allowed_hosts=tuple(dict.fromkeys((*config.allowed_hosts, *self._called(host)))))
@@ -159,6 +159,20 @@ class Own(Basis):
             _, _, options = (rest or source).partition(":")
             if source.startswith(("/", "~", ".")) and "rw" in options.split(","):
                 places.same[os.path.abspath(os.path.expanduser(source))] = False
+
+
+def _with_files_at(place: Callable[[str], str], config: Config) -> Config:
+    """What greenroom itself reads: certificates and keys."""
+
+    def at(path: str | None) -> str | None:
+        return None if path is None else place(os.path.abspath(path))
+
+    def fetched(model: ModelConfig) -> ModelConfig:
+        options = model.pull_options
+        return replace(model, pull_options=replace(options, tls_ca=at(options.tls_ca), verify_key=at(options.verify_key)))
+
+    peers = tuple(replace(peer, tls_ca=at(peer.tls_ca)) for peer in config.peers)
+    return replace(config, models=tuple(map(fetched, config.models)), peers=peers)
 
 
 def _where_they_lie(places: Places) -> tuple[Mount, ...]:

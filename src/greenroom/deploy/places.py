@@ -107,6 +107,11 @@ class Places:
             return f"{self._target(os.path.dirname(host))}/{os.path.basename(host)}"
         return self._target(host)
 
+    def stay(self, host: str) -> str:
+        """It is read where it lies."""
+        self.same.setdefault(host, True)
+        return host
+
     def mounts(self) -> tuple[Mount, ...]:
         moved = [Mount("bind", source, target) for source, target in self.targets.items()]
         kept = [Mount("bind", path, path, read_only) for path, read_only in self.same.items()]

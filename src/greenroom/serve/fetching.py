@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from greenroom.config.model import PullConfig
 from greenroom.core.facts import Refuse, Tell
 from greenroom.store.facts import Progress, Reference, StoreError
 
@@ -39,7 +40,18 @@ class Image:
         return self.name
 
 
-Needed = Reference | Image
+@dataclass(frozen=True, slots=True)
+class Files:
+    """A model's files that are not here, and how they are to be fetched: one that is told otherwise is another fetch."""
+
+    reference: Reference
+    options: PullConfig = field(default_factory=PullConfig)
+
+    def __str__(self) -> str:
+        return str(self.reference)
+
+
+Needed = Files | Image
 Pull = Callable[[Needed, Callable[[Progress], None]], Awaitable[object]]
 
 

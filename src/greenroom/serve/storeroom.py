@@ -7,17 +7,22 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from greenroom.config.model import Config, ModelConfig
+from greenroom.config.model import Config, ModelConfig, PullConfig
 from greenroom.engines.container import TRANSPORT
 from greenroom.host.docks import BoxError, Docks
 from greenroom.host.logs import LogRing
 from greenroom.host.supervisor import Supervisor
 from greenroom.store.facts import Progress, Reference, Stored, StoreError
 from greenroom.store.library import Library
-from greenroom.store.resolve import resolve
+from greenroom.store.resolve import fit, resolve
 
-from .fetching import Image, Needed
+from .fetching import Files, Image, Needed
+
+if TYPE_CHECKING:
+    from greenroom.store.pull import Options
 
 log = logging.getLogger("greenroom")
 
@@ -36,14 +41,16 @@ class Storeroom:
         self.images: frozenset[Image] = frozenset()  # known not to be here
         self.absent: Mapping[str, Needed] = {}
         self._stored: Mapping[str, Stored] = {}
-        self._forbidden: Mapping[str, Reference] = {}
+        self._sought: Mapping[str, Reference] = {}  # models of the store that are not here, also those that must not be fetched
+        self._models: Mapping[str, ModelConfig] = {}
         self._held: dict[str, contextlib.ExitStack] = {}  # digest -> what keeps it
 
     def resolve(self, config: Config) -> Config:
         """The configuration with places of models that are here."""
         found = resolve(config, self.library)
-        self._stored, self._forbidden = found.stored, found.forbidden
-        absent: dict[str, Needed] = dict(found.absent)
+        self._stored, self._sought = found.stored, {**found.absent, **found.forbidden}
+        self._models = {model.id: model for model in config.models if model.reference}
+        absent: dict[str, Needed] = {id: Files(reference, self._models[id].pull_options) for id, reference in found.absent.items()}
         models = tuple(self._with_image(model, absent) for model in found.config.models)
         self.absent = absent
         return replace(found.config, models=models) if models != found.config.models else found.config
@@ -67,14 +74,12 @@ class Storeroom:
     def changed(self, model: str) -> bool:
         """Whether it has come or gone since: `greenroom pull` does not tell us, nor does a disk."""
         known = self._stored.get(model)
-        reference = known.reference if known is not None else self.absent.get(model) or self._forbidden.get(model)
-        if isinstance(reference, Image):
-            return False  # its runtime is asked when it is fetched
-        return reference is not None and self._is_here(reference) != (known is not None)
+        reference = known.reference if known is not None else self._sought.get(model)
+        return reference is not None and self._is_here(self._models[model], reference) != (known is not None)
 
-    def _is_here(self, reference: Reference) -> bool:
+    def _is_here(self, model: ModelConfig, reference: Reference) -> bool:
         try:
-            self.library.ready(reference)
+            fit(model, reference, self.library)
         except StoreError:
             return False
         return True
@@ -94,14 +99,14 @@ class Storeroom:
                     continue
                 self._held[digest] = stack
 
-    async def pull(self, reference: Needed, progress: Callable[[Progress], None]) -> None:
+    async def pull(self, needed: Needed, progress: Callable[[Progress], None]) -> None:
         """Fetch one model, or one image.  Raises StoreError."""
-        if isinstance(reference, Image):
-            await self._pull_image(reference)
+        if isinstance(needed, Image):
+            await self._pull_image(needed)
             return
-        from greenroom.store.pull import Options, Puller  # a server that fetches nothing needs none of it
+        from greenroom.store.pull import Puller  # a server that fetches nothing needs none of it
 
-        await Puller(self.library, Options().from_environment()).pull(reference, progress)
+        await Puller(self.library, options_of(needed.options)).pull(needed.reference, progress)
 
     async def _pull_image(self, image: Image) -> None:
         assert self.docks is not None, "only runtimes tell of images"
@@ -117,6 +122,23 @@ class Storeroom:
         for stack in self._held.values():
             stack.close()
         self._held.clear()
+
+
+def options_of(said: PullConfig) -> Options:
+    """What a configuration says of a fetch, and the environment."""
+    from greenroom.store.pull import Options
+
+    options = Options(
+        offline=said.offline,
+        platform=said.platform,
+        verify_key=Path(said.verify_key) if said.verify_key is not None else None,
+        bytes_max=said.size_max_bytes,
+        plain_http=said.plain_http,
+        tls_verify=said.tls_verify,
+        tls_ca=Path(said.tls_ca) if said.tls_ca is not None else None,
+        allowed=said.allow_host,
+    )
+    return options.from_environment()
 
 
 def image_of(model: ModelConfig) -> Image | None:

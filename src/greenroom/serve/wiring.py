@@ -33,6 +33,8 @@ RAM_HEADROOM_SHARE = 0.1  # of host RAM found by itself
 LIVE_FIELDS = frozenset(
     [
         "line",
+        "pull",
+        "pull_options",
         "aliases",
         "name",
         "description",

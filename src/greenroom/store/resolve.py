@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from greenroom.config.model import Config, ModelConfig
 
@@ -45,7 +46,7 @@ def _resolved(
     except StoreError as fault:
         return replace(model, misconfigured=str(fault))
     try:
-        found = stored[model.id] = library.ready(reference)
+        found = stored[model.id] = fit(model, reference, library)
         return placed(model, found)
     except (NotFound, Damaged) as fault:  # a fetch mends either
         if model.pull == "never":
@@ -55,6 +56,21 @@ def _resolved(
         return replace(model, misconfigured=f"its model {reference} is not here yet: the first request fetches it")
     except StoreError as fault:
         return replace(model, misconfigured=str(fault))
+
+
+def fit(model: ModelConfig, reference: Reference, library: Library) -> Stored:
+    """What may be served as this model.  Raises NotFound or Damaged where a fetch helps, StoreError where none does."""
+    key = model.pull_options.verify_key
+    if key is not None and reference.scheme not in ("oci", "ollama"):
+        raise StoreError(f"its model {reference} cannot be signed, and verify_key asks for it: only models in registries are")
+    stored = library.ready(reference)
+    if key is not None:
+        from .signatures import read_key  # most models need none
+
+        name = read_key(Path(key)).name
+        if stored.signed_by != name:
+            raise NotFound(f"{reference} is here, but not known to be signed by {name}")
+    return stored
 
 
 def placed(model: ModelConfig, stored: Stored) -> ModelConfig:
