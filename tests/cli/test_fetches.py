@@ -36,3 +36,9 @@ def test_an_unload_tells_that_it_stopped_a_fetch() -> None:
     """In the server's words: the model was stopped before."""
     value = {"done": True, "message": "the fetch of qwen was stopped; what has come is kept"}
     assert ending(value, absent(None), "unload", 0.1) == value["message"]
+
+
+def test_a_pin_tells_that_its_model_is_fetched() -> None:
+    """It is not loaded yet."""
+    value = {"done": True, "message": "qwen is pinned, its files are fetched, and it is loaded when they are here"}
+    assert ending(value, absent(FETCH), "pin", 0.1) == value["message"]

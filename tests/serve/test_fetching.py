@@ -201,6 +201,61 @@ async def test_what_is_wanted_without_being_asked_for_is_tried_again(shell: Shel
     assert not fetching._again
 
 
+async def test_who_is_wanted_no_more_is_fetched_no_further(shell: Shell) -> None:
+    """Unless somebody asked for it meanwhile."""
+    world = World()
+    fetching = world.made(shell, a=A, b=B)
+    fetching.want(frozenset({"a", "b"}))
+    one = world.wait("b", 1)
+    await until(lambda: len(world.pulls) == 2)
+    fetching.want(frozenset())
+
+    assert list(fetching.running) == ["b"]
+    assert [(tell.model, tell.kind) for tell in world.told[2:]] == [("a", "fetch_stopped")]
+    world.go.set()
+    await until(lambda: one.said == ["go on"])
+    assert world.here == {B}
+    assert world.wait("a", 2).said == []  # it did not fail: who asks now is not told to come back later
+
+
+async def test_what_is_wanted_right_after_a_failure_is_tried_again(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks for it a second time."""
+    monkeypatch.setattr("greenroom.serve.fetching.RETRY_S", 0.05)
+    world = World()
+
+    async def fails(reference: Reference, tell: Callable[[Progress], None]) -> None:
+        raise StoreError("no network")
+
+    fetching = world.made(shell, a=A)
+    fetching._pull = fails
+    one = world.wait("a", 1)
+    await until(lambda: bool(one.said))
+    fetching._pull = world.pull
+    world.go.set()
+    fetching.want(frozenset({"a"}))
+
+    assert not fetching.running
+    await until(lambda: world.landings == ["a"])
+
+
+async def test_what_an_operator_stopped_stays_stopped_until_somebody_asks(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it is wanted: neither what else comes nor a pause that ends begins it again."""
+    monkeypatch.setattr("greenroom.serve.fetching.RETRY_S", 0.0)
+    world = World()
+    fetching = world.made(shell, a=A)
+    fetching.want(frozenset({"a"}))
+    assert fetching.comes_back("a")
+    fetching.stop("a")
+    fetching.want(frozenset({"a"}))
+    assert (fetching.running, fetching._again, fetching.comes_back("a")) == ({}, {}, False)
+    fetching.start("a", asked=False)
+    assert fetching.comes_back("a")
+    fetching.stop("a")
+    fetching.take({"a": B})  # another model under its name
+    fetching.want(frozenset({"a"}))
+    assert list(fetching.running) == ["a"]
+
+
 async def test_a_name_that_was_mended_is_fetched_at_once(shell: Shell) -> None:
     """The failure belonged to what the configuration named before."""
     world = World()
@@ -227,7 +282,7 @@ async def test_nothing_is_begun_while_greenroom_ends(shell: Shell) -> None:
     one = world.wait("a", 1)
     fetching.close()
     late = world.wait("a", 2)
-    fetch = fetching.start("a")
+    fetch = fetching.start("a", asked=True)
 
     assert (one.said, late.said) == (["fetch_failed"], ["shutting_down"])
     assert fetch.done.is_set()

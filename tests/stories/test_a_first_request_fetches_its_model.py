@@ -190,6 +190,58 @@ async def test_what_is_loaded_at_start_is_fetched_at_start(tmp_path: Path, model
             assert not there.gets
 
 
+async def pin(stage: Rig, verb: str = "pin") -> str:
+    reply = await stage.api("POST", f"/api/models/a/{verb}")
+    assert reply.status == 200
+    return str(reply.json["message"])
+
+
+async def test_a_pin_brings_its_model_here_and_in(tmp_path: Path, model: bytes) -> None:
+    """As one of the configuration does: nobody asks for it, and it stays pinned when its files tell what it is."""
+    async with origin(model) as there, rig(tmp_path, a=from_there(there.url)) as stage:
+        assert await pin(stage) == "a is pinned, its files are fetched, and it is loaded when they are here"
+        await fetching(stage)
+        there.go.set()
+        await stage.wait_kind("a", "ready")
+        told = await stage.model("a")
+        assert (told["state"], told["pinned"], told["fetch"]) == ("ready", True, None)
+        assert (await stage.kinds("a")).count("fetching") == 1
+
+
+async def test_a_pin_that_is_withdrawn_leaves_what_has_come(tmp_path: Path, model: bytes) -> None:
+    """Its fetch ends, unless somebody asked for the model meanwhile; the next one goes on with it, and is not refused."""
+    async with origin(model) as there, rig(tmp_path, a=from_there(there.url)) as stage:
+        await pin(stage)
+        await fetching(stage)
+        await pin(stage, "unpin")
+        assert "what has come is kept" in await stage.wait_kind("a", "fetch_stopped")
+        told = await stage.model("a")
+        assert (told["fetch"], told["pinned"]) == (None, False)
+        await pin(stage)
+        asked = asyncio.create_task(stage.chat("a"))
+        await fetching(stage, waiting=1)
+        await pin(stage, "unpin")
+        await fetching(stage, waiting=1)
+        there.go.set()
+        assert (await asked).status == 200
+        assert not (await stage.model("a"))["pinned"]
+
+
+async def test_a_pin_whose_fetch_fails_is_tried_again_by_itself(tmp_path: Path, model: bytes) -> None:
+    """Said so; an unload holds it off, and the next pin begins at once."""
+    async with origin(model) as there, rig(tmp_path, a=from_there(there.url)) as stage:
+        there.broken = True
+        await pin(stage)
+        await stage.wait_kind("a", "fetch_failed")
+        assert "that is tried again" in await stage.why("a")
+        assert (await stage.unload("a")).status == 200
+        assert "the next request tries again" in await stage.why("a")
+        there.broken = False
+        there.go.set()
+        await pin(stage)
+        await stage.wait_kind("a", "ready")
+
+
 async def test_a_change_that_is_half_written_keeps_nobody_from_what_was_fetched(tmp_path: Path, model: bytes) -> None:
     """The file is read when an operator says so, not because files came."""
     async with origin(model) as there, rig(tmp_path, a=from_there(there.url)) as stage:

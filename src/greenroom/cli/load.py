@@ -174,8 +174,8 @@ def ending(value: dict[str, Any], model: dict[str, Any], operation: str, took_s:
         return f"{name}: {operation} is under way. `greenroom ps` shows how it goes"
     if operation == "sleep" and model["state"] == "asleep":
         return asleep(model, took_s)
-    if operation == "unload" and model.get("absent"):
-        return text.safe(value["message"])  # what was stopped was a fetch, if anything
+    if operation in ("unload", "pin") and model.get("absent"):
+        return text.safe(value["message"])  # it was done to a fetch, if to anything
     said = f"{name} {DONE[operation]}"
     if operation in ("load", "wake") and model["instances"]:
         one = model["instances"][0]

@@ -559,6 +559,11 @@ class Scheduler:
         entry = self._stage.entries.get(model)
         return entry.state if entry is not None else State.STOPPED
 
+    @property
+    def pinned(self) -> frozenset[str]:
+        """By the configuration or by an operator."""
+        return frozenset(entry.id for entry in self._stage.pinned())
+
     def thrashing(self, at: float) -> list[Circle]:
         """Models that take turns on a device at the moment."""
         return self._stage.turns.now(at)

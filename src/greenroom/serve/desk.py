@@ -10,6 +10,7 @@ import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,34 +215,44 @@ class Desk(Lookout):
         return difflib.get_close_matches(name, list(self.plan.catalog.names), n=3, cutoff=0.5)
 
     async def operate(self, model: str, operation: Operation, *, force: bool, level: int | None, wait_s: float) -> Result:
+        words = ""
         if self.fetching is not None and model in self.fetching.absent:
-            result = await self._fetched(self.fetching, model, operation, wait_s)
-            if result is not None:
+            if operation is Operation.UNLOAD:
+                words = self._stopped(self.fetching, model)
+            elif (result := await self._fetched(self.fetching, model, operation, wait_s)) is not None:
                 return result
         call, request = Call(), self._shell.next_request()
         self._shell.ask(request, call, OperatorAsked(self._shell.clock(), request, model, operation, force, level))
         if not call.result.done() and wait_s > 0:
             await asyncio.wait({call.result}, timeout=min(wait_s, WAIT_S_MAX))
         if call.result.done():
-            return call.result.result()
+            result = call.result.result()
+            words = words or self._fetched_for_pin(model, operation, result.message)
+            return replace(result, message=words) if words and result.status == 200 else result
         state = self._shell.scheduler.state_of(model)
         return Result(202, f"{operation.value} of {model} is under way ({state.value})")
 
+    def _stopped(self, fetching: Fetching, model: str) -> str:
+        """What an unload did to the fetch; "" when an engine of it runs, as it was before its reference changed."""
+        stopped = fetching.stop(model)
+        if model in self._crew.running:
+            return ""
+        return f"the fetch of {model} was stopped; what has come is kept" if stopped else f"{model} is not loaded, and not here"
+
+    def _fetched_for_pin(self, model: str, operation: Operation, message: str) -> str:
+        """A pin brings its model's files as well."""
+        is_fetched = self.fetching is not None and operation is Operation.PIN and model in self.fetching.running
+        return f"{message}, its files are fetched, and it is loaded when they are here" if is_fetched else ""
+
     async def _fetched(self, fetching: Fetching, model: str, operation: Operation, wait_s: float) -> Result | None:
-        """What an operator's wish does to a model whose files are not here; None = they are now, go on."""
-        runs = model in self._crew.running  # as it was before its reference changed
-        if operation is Operation.UNLOAD:
-            stopped = fetching.stop(model)
-            if runs:
-                return None
-            return Result(
-                200, f"the fetch of {model} was stopped; what has come is kept" if stopped else f"{model} is not loaded, and not here"
-            )
+        """What an operator's wish does to a model whose files are not here; None = go on."""
+        if operation in (Operation.PIN, Operation.UNPIN):
+            return None  # what is pinned is wanted, and fetched
         if operation is not Operation.LOAD:
-            if runs:
+            if model in self._crew.running:  # as it was before its reference changed
                 return None
             return Result(409, f"the files of {model} are not here yet: load it, or ask it something", "absent")
-        fetch = fetching.start(model)
+        fetch = fetching.start(model, asked=True)
         if wait_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(wait_s, WAIT_S_MAX)):
@@ -258,7 +269,8 @@ class Desk(Lookout):
                 who = f"; {count} {'request waits' if count == 1 else 'requests wait'} for it" if count else ""
                 return f"Stopped, and {fetch.text()}{who}.", ()
             if model in self.fetching.failed:
-                return f"Stopped: its files could not be fetched ({self.fetching.failed[model][1]}); the next request tries again.", ()
+                again = "that is tried again" if self.fetching.comes_back(model) else "the next request tries again"
+                return f"Stopped: its files could not be fetched ({self.fetching.failed[model][1]}); {again}.", ()
         return super().present(model)
 
     def _fetch_of(self, model: str) -> dict[str, Any] | None:

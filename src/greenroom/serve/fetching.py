@@ -83,6 +83,7 @@ class Fetch:
     more: asyncio.Event = field(default_factory=asyncio.Event)  # one more waits
     done: asyncio.Event = field(default_factory=asyncio.Event)
     has_turn: bool = False
+    asked: bool = False  # by a request or an operator's load; else it is only wanted, by a pin or a preload
     why: str = ""  # how it failed
 
     def text(self) -> str:
@@ -126,6 +127,7 @@ class Fetching:
         self.running: dict[str, Fetch] = {}
         self.failed: dict[str, tuple[float, str]] = {}  # model -> when, why
         self._wanted: frozenset[str] = frozenset()
+        self._held: set[str] = set()  # stopped by an operator: being wanted does not begin it again
         self._again: dict[str, asyncio.Task[Any]] = {}  # model -> who will try again
         self._tries: dict[str, int] = {}
 
@@ -133,6 +135,7 @@ class Fetching:
         """A configuration was read: what it does not name any more is not fetched any more, and who waited is asked for."""
         before, self.absent = self.absent, absent
         self.failed = {model: told for model, told in self.failed.items() if model in absent and absent[model] == before.get(model)}
+        self._held = {model for model in self._held if model in absent and absent[model] == before.get(model)}
         for model, fetch in list(self.running.items()):
             if absent.get(model) != fetch.reference:
                 self._end(fetch)
@@ -145,7 +148,7 @@ class Fetching:
         if refusal is not None:
             waiting.refused(refusal)
             return
-        fetch = self.start(model)
+        fetch = self.start(model, asked=True)
         left_s = waiting.left_s
         fetch.waiting[waiting.request] = (self._clock() + (WAIT_S_MAX if left_s is None else min(WAIT_S_MAX, left_s)), waiting)
         fetch.more.set()
@@ -186,8 +189,9 @@ class Fetching:
 
     # ------------------------------------------------------------------ fetches
 
-    def start(self, model: str) -> Fetch:
+    def start(self, model: str, *, asked: bool) -> Fetch:
         """The fetch of a model that is absent, begun now if need be."""
+        self._held.discard(model)
         fetch = self.running.get(model)
         if fetch is None and self._closed:
             fetch = Fetch(model, self.absent[model], self._clock(), why="greenroom is shutting down")
@@ -196,25 +200,36 @@ class Fetching:
             fetch = self.running[model] = Fetch(model, self.absent[model], self._clock())
             self._tell(Tell(self._clock(), model, "fetching", f"fetching {fetch.reference}"))
             fetch.task = self._spawn(self._run(fetch))
+        fetch.asked = fetch.asked or asked
         return fetch
 
     def want(self, models: frozenset[str]) -> None:
-        """Those that are to be here without being asked for: fetched now, and again when that fails."""
+        """Those that are to be here without being asked for: fetched now, and again when that fails; no others any more."""
         self._wanted = models
-        for model in models & self.absent.keys():
+        for fetch in [fetch for model, fetch in self.running.items() if model not in models and not fetch.asked]:
+            self._end(fetch)
+            said = "fetch stopped: it is not to be loaded without being asked for any more; what has come is kept"
+            self._tell(Tell(self._clock(), fetch.model, "fetch_stopped", said))
+        for model in models & self.absent.keys() - self._held:
             if self._retry_s(model) <= 0:
-                self.start(model)
+                self.start(model, asked=False)
+            else:
+                self._try_again(model)
+
+    def comes_back(self, model: str) -> bool:
+        """Whether a fetch that failed is tried again by itself."""
+        return model in self._wanted and model not in self._held
 
     def _try_again(self, model: str) -> None:
-        if model in self._wanted and model not in self._again:
+        if self.comes_back(model) and model not in self._again:
             tries = self._tries[model] = self._tries.get(model, 0) + 1
             self._again[model] = self._spawn(self._later(model, min(AGAIN_S_MAX, RETRY_S * 2 ** (tries - 1))))
 
     async def _later(self, model: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
         del self._again[model]
-        if model in self._wanted and model in self.absent:
-            self.start(model)
+        if self.comes_back(model) and model in self.absent:
+            self.start(model, asked=False)
 
     def _retry_s(self, model: str) -> float:
         """Until it may be tried again."""
@@ -222,6 +237,7 @@ class Fetching:
 
     def stop(self, model: str) -> bool:
         """By an operator.  What has come is kept, and taken up by the next fetch."""
+        self._held.add(model)
         fetch = self.running.get(model)
         if fetch is None:
             return False

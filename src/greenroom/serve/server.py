@@ -230,7 +230,7 @@ class GreenroomServer:
         self.desk = Desk(self.shell, self.crew, plan, self.feed, self._own_log, self.accounts, self.ledger, self.journal)
         self.desk.peers = PeersShown(self.peer_door)
         self.desk.fetching = self.fetching
-        self.shell.tellers.append(self.desk.told)
+        self.shell.tellers += [self.desk.told, self._fetch_pinned]
         self.plan = plan
         async with self._control() as socket_path:
             plane = self._plane(plan, socket_path)
@@ -268,7 +268,17 @@ class GreenroomServer:
         """Take note of what is absent; what is to be loaded at start is fetched now."""
         self.storeroom.hold()
         self.fetching.take(self.storeroom.absent)
-        self.fetching.want(frozenset(model.id for model in self.plan.setup.models if model.pinned or model.preload))
+        self._want()
+
+    def _want(self) -> None:
+        """What is pinned, by the configuration or by an operator, and what is to be loaded at start is fetched without a request."""
+        self.fetching.want(self.shell.scheduler.pinned | {model.id for model in self.plan.setup.models if model.preload})
+
+    def _fetch_pinned(self, tell: Tell) -> None:
+        if tell.kind == "pinned" and tell.model in self.fetching.absent:
+            self.fetching.start(tell.model, asked=False)  # an operator says so: at once, whatever failed or was stopped before
+        if tell.kind in ("pinned", "unpinned"):
+            self._want()
 
     def _landed(self, model: str) -> None:
         log.info("%s is here", model)
