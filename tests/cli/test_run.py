@@ -19,6 +19,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from greenroom.cli.run_cmd import printable
+from greenroom.store.locks import is_held
 
 PROGRAM = [sys.executable, "-c", "from greenroom.cli import main; main()"]
 S_MAX = 90.0
@@ -156,6 +157,34 @@ def test_a_chat_that_is_told_to_end_ends(tmp_path: Path, tiny_chat: Path, number
         process.kill()
         process.wait()
         os.close(parent)
+    assert not list(tmp_path.glob("greenroom-run-*"))
+
+
+@pytest.mark.engine
+def test_a_chat_that_was_killed_leaves_nothing_for_long(tmp_path: Path, tiny_chat: Path) -> None:
+    """The next one finds its folder, once the server that it had has ended in order."""
+    parent, child = pty.openpty()
+    words = [*PROGRAM, "run", str(tiny_chat)]
+    process = subprocess.Popen(
+        words, stdin=child, stdout=child, stderr=child, env=environment(tmp_path, TMPDIR=str(tmp_path)), close_fds=True
+    )
+    os.close(child)
+    heard, end = "", time.monotonic() + S_MAX
+    try:
+        while ">>> " not in heard:
+            ready, _, _ = select.select([parent], [], [], max(0.0, end - time.monotonic()))
+            assert ready, heard
+            heard += os.read(parent, 65536).decode(errors="replace")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(parent)
+    (left,) = tmp_path.glob("greenroom-run-*")
+    while is_held(left / "lock"):
+        assert time.monotonic() < end, "its server is still there"
+        time.sleep(0.05)
+    done = greenroom(tmp_path, "run", str(tiny_chat), "--max-tokens", "2", "hi", TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
     assert not list(tmp_path.glob("greenroom-run-*"))
 
 

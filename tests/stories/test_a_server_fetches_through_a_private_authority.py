@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.cli.child import free_port
+from greenroom.host.ports import free_port
 from greenroom.store.library import Library
 from greenroom.store.pull import Options
 from greenroom.store.push import Pusher, loose
@@ -19,7 +19,7 @@ from .rig import Fake, Rig, fake
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
-    with docker_registry(tmp_path_factory.mktemp("registry"), free_port(), tls=True) as real:
+    with docker_registry(tmp_path_factory.mktemp("registry"), free_port(None, ()), tls=True) as real:
         yield real
 
 

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from greenroom.cli import text
+from greenroom.cli.folder import Folder
 
 HOST = "127.0.0.1"
 UP_S_MAX = 30.0
@@ -26,26 +26,12 @@ class CannotRun(Exception):
     """It cannot run here; one sentence that says what to do."""
 
 
-def free_port(wanted: int = 0) -> int:
-    """`wanted` when nobody has it, else one that is free."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, wanted))
-        except OSError:
-            if not wanted:
-                raise
-            return free_port()
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextlib.contextmanager
-def serving(config: Path, work: Path, port: int, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def serving(config: Path, work: Folder, port: int, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """The server, up.  Its state and its output are kept in `work`.  Raises CannotRun."""
     argv = [sys.executable, "-c", "from greenroom.cli import main; main()", "serve", "-c", str(config)]
-    argv += ["--listen", f"{HOST}:{port}", "--state-dir", str(work / "state")]
-    output_path = work / "server.log"
+    argv += ["--listen", f"{HOST}:{port}", "--state-dir", str(work.path / "state")]
+    output_path = work.path / "server.log"
     with open(output_path, "wb") as output:
         # A session of its own: Ctrl-C reaches the command, which ends the server in order.
         follow = _end_with(os.getpid())
@@ -55,6 +41,7 @@ def serving(config: Path, work: Path, port: int, env: Mapping[str, str] | None =
             stderr=output,
             env={**os.environ, **(env or {})},
             start_new_session=True,
+            pass_fds=(work.lock.fileno(),),
             preexec_fn=follow,  # noqa: PLW1509
         )
     try:

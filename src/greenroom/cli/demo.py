@@ -14,7 +14,6 @@ import json
 import math
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +25,13 @@ from rich.markup import escape
 
 from greenroom import demo_models
 from greenroom.cli import text
-from greenroom.cli.child import HOST, CannotRun, free_port, serving
+from greenroom.cli.child import HOST, CannotRun, serving
+from greenroom.cli.folder import Folder, own_folder
 from greenroom.config.model import ModelConfig
 from greenroom.engines.base import DeviceRef
 from greenroom.engines.detect import describe
 from greenroom.engines.discovery import Advice, Found, find_llama_server
+from greenroom.host.ports import PortError, free_port
 from greenroom.store.facts import StoreError
 from greenroom.store.library import ENVIRONMENT, Library
 from greenroom.store.pull import Puller
@@ -82,9 +83,9 @@ def run(*, once: bool, port: int) -> int:
     console = Console(highlight=False, soft_wrap=True)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        with tempfile.TemporaryDirectory(prefix="greenroom-demo-") as folder:
-            return _perform(console, Path(folder), once, port)
-    except CannotRun as exc:
+        with own_folder("greenroom-demo-") as work:
+            return _perform(console, work, once, port)
+    except (CannotRun, PortError) as exc:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"greenroom demo: {exc}", markup=False)
         return 1
     except KeyboardInterrupt:
@@ -95,7 +96,7 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _perform(console: Console, work: Path, once: bool, port: int) -> int:
+def _perform(console: Console, work: Folder, once: bool, port: int) -> int:
     console.print("\n[bold]greenroom demo[/bold]: three models, memory for two\n")
     program = _find_program()
     store = Library(_cache_folder().parent / "store")
@@ -103,9 +104,9 @@ def _perform(console: Console, work: Path, once: bool, port: int) -> int:
         actors = _cast(program, _cache_folder(), store)
     budget_mib = budget_for_two([actor.need_mib for actor in actors])
     _introduce(console, actors, budget_mib)
-    config = work / "greenroom.yaml"
+    config = work.path / "greenroom.yaml"
     config.write_text(configuration(actors, budget_mib, program), encoding="utf-8")
-    free = free_port(port)
+    free = free_port(port or None, ())
     if port and free != port:
         console.print(f"  [yellow]port {port} is taken by another program, another one is used[/]\n")
     port = free

@@ -8,7 +8,6 @@ import json
 import shlex
 import signal
 import sys
-import tempfile
 import time
 import unicodedata
 from collections.abc import Generator
@@ -19,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from greenroom.cli import text
-from greenroom.cli.child import HOST, CannotRun, free_port, serving
+from greenroom.cli.child import HOST, CannotRun, serving
+from greenroom.cli.folder import own_folder
 from greenroom.cli.pull_cmd import Shown, faults, options_of, parsed, run, web_options
+from greenroom.host.ports import PortError, free_port
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,17 +87,17 @@ def run_model(
     console = Console(highlight=False, soft_wrap=True, stderr=False)
     more: dict[str, Any] = {name: value for name, value in (("max_tokens", max_tokens), ("temperature", temperature)) if value is not None}
     try:
-        with tempfile.TemporaryDirectory(prefix="greenroom-run-") as folder:
-            work = Path(folder)
-            name = write(work / "greenroom.yaml", [stored], llama_server, free_port())[0]
-            port = free_port()
-            with serving(work / "greenroom.yaml", work, port, environment(store)):
+        with own_folder("greenroom-run-") as work:
+            config = work.path / "greenroom.yaml"
+            port = free_port(None, ())
+            name = write(config, [stored], llama_server, free_port(None, (port,)))[0]
+            with serving(config, work, port, environment(store)):
                 chat = Chat(port, name, readable(system), more, timings)
                 if question:
                     code = chat.once(console, question)
                 else:
                     code = chat.loop(console)
-    except (CannotRun, NoEngine) as fault:
+    except (CannotRun, NoEngine, PortError) as fault:
         raise click.ClickException(text.safe(str(fault))) from None
     sys.exit(code)
 

@@ -55,6 +55,11 @@ class Lock:
                 raise StoreError(f"another process has held {path} for {seconds_max:.0f} s: end it, or wait")
             time.sleep(POLL_S)
 
+    def fileno(self) -> int:
+        """To be handed on: the lock is held until the last one who has it ends."""
+        assert self._fd is not None, f"the lock {self.path} was let go"
+        return self._fd
+
     def remove(self) -> None:
         """Take the file away, still held, so that nobody waits on it."""
         with contextlib.suppress(FileNotFoundError):
