@@ -1,10 +1,10 @@
-"""What the ledger costs: the event loop, the writer, a proxied request, and each question with a million requests in the file.
+"""What the ledger costs: the event loop, the writer, a proxied request, and each question and command with a million requests in the file.
 
 python -m bench.ledger                       a million requests (a minute to make them)
 python -m bench.ledger --rows 100000         fewer
 python -m bench.ledger --served              and what a proxied request costs with and without it (see bench/ledger_cost.py)
-python -m bench.ledger --check               all of it; exit 1 when a question takes more than 300 ms, a hook more than 15 µs, or
-                                             ledger, metrics and an open dashboard more than 10 % of a proxied request
+python -m bench.ledger --check               all of it; exit 1 when a question or command takes over 300 ms, a hook over 15 µs, or
+                                             ledger, metrics and an open dashboard over 10 % of a proxied request
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import random
 import sqlite3
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ from greenroom.core.facts import Admit, Device, Model, Outcome, RequestArrived, 
 from greenroom.ledger import schema
 from greenroom.ledger.rows import RequestRow, SampleRow, TellRow, TransitionRow
 from greenroom.ledger.store import Ledger
+from greenroom.planner.past import ROWS_MAX
 from greenroom.proxy.record import Record
 
 from .harness import median
@@ -32,7 +34,7 @@ from .ledger_cost import ROUND_S, ROUNDS, SHARE_MAX, STATES, costs, shares, show
 
 READ_S_MAX = 0.3
 HOOK_S_MAX = 15e-6
-NOW = 1_800_000_000.0
+NOW = time.time()
 DAY_S = 86400.0
 SPAN_S = 30 * DAY_S
 MODELS = tuple(f"model-{n}" for n in range(12))
@@ -111,7 +113,7 @@ def questions(ledger: Ledger) -> dict[str, Callable[[], Any]]:
         "requests that waited at all, a thousand": lambda: find.requests(waited_over_s=0.0, limit=1000),
         "requests of the busiest model, a thousand": lambda: find.requests(model=MODELS[0], limit=1000),
         "requests of the rarest model, a thousand": lambda: find.requests(model=MODELS[-1], limit=1000),
-        "requests, ten thousand for thrash and ttl": lambda: find.requests(until=NOW - SPAN_S / 2, limit=10_000),
+        "requests of a day, all of them, for thrash and ttl": lambda: find.served(day, NOW, limit=ROWS_MAX),
         "requests that waited over an hour (none)": lambda: find.requests(waited_over_s=3600.0),
         "one request": lambda: find.request(ids[0]),
         "transitions": find.transitions,
@@ -127,6 +129,30 @@ def questions(ledger: Ledger) -> dict[str, Callable[[], Any]]:
         "gaps of the busiest model": lambda: find.gaps(MODELS[0], least_s=1.0),
         "models": find.models,
     }
+
+
+COMMANDS = (  # each with the time it looks back on by default, then with longer ones
+    ("thrash", "--since", "1h"),
+    ("thrash", "--since", "24h"),
+    ("thrash", "--since", "7d"),
+    ("ttl", "--since", "24h"),
+    ("ttl", "--since", "7d"),
+)
+
+
+def commands_cost(state_dir: Path, rounds: int = 5) -> dict[str, float]:
+    """Seconds of each command, from its start to its end."""
+    greenroom, found = Path(sys.executable).with_name("greenroom"), {}
+    for command in COMMANDS:
+        times = []
+        for _ in range(rounds):
+            began = time.perf_counter()
+            done = subprocess.run([greenroom, *command, "--state-dir", str(state_dir)], capture_output=True, text=True, check=False)
+            times.append(time.perf_counter() - began)
+            if done.returncode not in (0, 3):  # 3: somebody thrashes
+                raise SystemExit(f"greenroom {' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
+        found[f"greenroom {' '.join(command)}"] = statistics.median(times)
+    return found
 
 
 def hooks_cost(folder: Path, rounds: int) -> dict[str, float]:
@@ -174,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bad = []
     with tempfile.TemporaryDirectory() as folder:
         for what, took_s in hooks_cost(Path(folder), 20_000).items():
-            print(f"{what:48} {took_s * 1e6:8.2f} µs")
+            print(f"{what:52} {took_s * 1e6:8.2f} µs")
             if took_s > HOOK_S_MAX and what.startswith("loop"):
                 bad.append(what)
         path = Path(folder) / "journal.sqlite"
@@ -188,10 +214,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 began = time.perf_counter()
                 ask()
                 times.append(time.perf_counter() - began)
-            print(f"{what:48} {statistics.median(times) * 1e3:8.1f} ms")
+            print(f"{what:52} {statistics.median(times) * 1e3:8.1f} ms")
             if statistics.median(times) > READ_S_MAX:
                 bad.append(what)
         ledger.close()
+        for what, took_s in commands_cost(path.parent).items():
+            print(f"{what:52} {took_s * 1e3:8.1f} ms")
+            if took_s > READ_S_MAX:
+                bad.append(what)
     if options.served or options.check:
         found = costs(ROUNDS, ROUND_S)
         show(found)

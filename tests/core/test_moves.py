@@ -7,7 +7,7 @@ import time
 import pytest
 
 from greenroom.core.facts import Admit, Cut, Group, Operation, Start, State, Stop
-from greenroom.core.moves import gib, span
+from greenroom.core.words import gib, span
 
 from .rig import GPU, LEVEL_1, Rig, gpu, model, names, only, ram
 

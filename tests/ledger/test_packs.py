@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,18 @@ def test_pages_hold_the_same(both: tuple[Ledger, Ledger], limit: int, asked: dic
     assert found == pages(rows, limit, **asked)
     if asked == {}:
         assert len(found) == COUNT
+
+
+@pytest.mark.parametrize("limit", [1, 100, 300, COUNT // 2, COUNT, 10 * COUNT])
+@pytest.mark.parametrize(("since", "until"), [(BEGAN - 1.0, BEGAN + 1000.0), (BEGAN + 3.0, BEGAN + 8.5), (BEGAN + 8.5, BEGAN + 3.0)])
+def test_those_of_a_stretch_are_what_the_pages_hold(both: tuple[Ledger, Ledger], limit: int, since: float, until: float) -> None:
+    """In one go, oldest first: all of them, or the newest; the fields that nobody counts with are left out."""
+    left_out: dict[str, Any] = {"path": "", "tokens_in": None, "tokens_out": None, "status": 0, "code": ""}
+    for ledger in both:
+        all_ = sorted(pages(ledger, 10_000, since=since, until=until), key=lambda row: (row.at, row.request))
+        found, was_cut = ledger.find.served(since, until, limit=limit)
+        assert list(found) == [replace(row, **left_out) for row in all_][-limit:]
+        assert was_cut == (len(all_) > limit)
 
 
 def test_sums_are_the_same(both: tuple[Ledger, Ledger]) -> None:

@@ -12,8 +12,9 @@ from bench.sim.rules_greenroom import Greenroom, StrictFifo, as_setup
 from greenroom.core.facts import MemoryMeasured, Policy, RequestArrived
 from greenroom.ledger import codec
 from greenroom.ledger.rows import RequestRow
-from greenroom.planner.replay import CannotReplay, Scene, exactly, scene_of, scene_of_trace, setup_of_trace, tried
-from greenroom.planner.settings import BadChange, changed
+from greenroom.planner.faults import BadChange, CannotReplay
+from greenroom.planner.replay import Scene, exactly, scene_of, scene_of_trace, setup_of_trace, tried
+from greenroom.planner.settings import changed
 from greenroom.planner.virtual import Arrival, Truth
 
 from .recorded import Recorded, boot_of

@@ -14,8 +14,9 @@ from greenroom.planner.advice import advice
 from greenroom.planner.figures import figures_of, length_s, regrets_of, swaps_of
 from greenroom.planner.replay import Scene, Trial, scene_of, tried
 from greenroom.planner.settings import changed
-from greenroom.planner.thrash import Fix, candidates, fixed, follows, sentence, slow_requests, thrashing
+from greenroom.planner.thrash import Fix, follows, sentence, slow_requests, thrashing
 from greenroom.planner.virtual import Arrival, Play, Truth
+from greenroom.planner.ways_out import candidates, fixed
 
 GIB = 1024
 HOUR_S = 3600.0

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from greenroom.core.facts import Device, Model, Policy, Setup
+from greenroom.core.idle import Gaps
 from greenroom.ledger.rows import RequestRow, TransitionRow
 from greenroom.planner.ttl import Choice, Use, auto_ttl, best_ttl, clairvoyant, fixed_ttl, gaps_of, histogram, round_up, ttl_advice, words
 
@@ -144,4 +145,4 @@ def test_figures_are_written_as_people_would() -> None:
     """Rounded up, so that no gap is lost."""
     assert [round_up(s) for s in (0.0, 0.3, 45.3, 46.0, 362.0, 20000.0)] == [0.0, 1.0, 45.0, 60.0, 420.0, 20000.0]
     assert [words(s) for s in (None, 0.0, 45.0, 90.0, 300.0, 7200.0)] == ["never", "0 s", "45 s", "1.5 min", "5 min", "2 h"]
-    assert histogram([]) == ()
+    assert histogram(Gaps()) == ()

@@ -1,11 +1,10 @@
 """How commands reach the running server: HTTP to its address, one sentence when that fails.
 
-aiohttp is imported when a request is made, not with this module: help and usage errors stay fast.
+What speaks HTTP is imported when a request is made, not with this module: help, usage errors and offline commands stay fast.
 """
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import errno
 import functools
@@ -112,6 +111,8 @@ def model_path(model: str, part: str = "") -> str:
 
 
 def run(work: Awaitable[T]) -> T:
+    import asyncio
+
     async def main() -> T:
         return await work
 
@@ -120,6 +121,7 @@ def run(work: Awaitable[T]) -> T:
 
 def run_while_read(work: Awaitable[T]) -> T:
     """`run` for output without an end: BrokenPipeError as soon as its reader has gone, not only with the next line."""
+    import asyncio
 
     async def main() -> T:
         task, is_gone = asyncio.current_task(), False

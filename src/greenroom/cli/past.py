@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,8 +69,7 @@ def open_past(state_dir: str | None, ledger: str | None) -> Past:
 @contextmanager
 def told() -> Iterator[None]:
     """What cannot be replayed ends the command with its sentence."""
-    from greenroom.planner.replay import CannotReplay
-    from greenroom.planner.settings import BadChange
+    from greenroom.planner.faults import BadChange, CannotReplay
 
     try:
         yield
@@ -80,7 +80,14 @@ def told() -> Iterator[None]:
 
 
 def read(state_dir: str | None, ledger: str | None, seconds: float) -> Stretch:
-    return open_past(state_dir, ledger).stretch(seconds, time.time())
+    was_on = gc.isenabled()
+    gc.disable()  # rows form no circles; to look for some while they become hundreds of thousands takes longer than to read them
+    try:
+        return open_past(state_dir, ledger).stretch(seconds, time.time())
+    finally:
+        gc.freeze()
+        if was_on:
+            gc.enable()
 
 
 def commands_of(path: str | None) -> Mapping[str, Sequence[str]]:

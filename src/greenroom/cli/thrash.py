@@ -32,7 +32,8 @@ def thrash(since: float, state_dir: str | None, ledger: str | None, path: str | 
     with past.told():
         seen = past.read(state_dir, ledger, since)
         commands, contexts = past.commands_of(path), past.contexts_of(path)
-        said = advice(seen.setup, seen.requests, seen.transitions, seen.samples, commands=commands, contexts=contexts, within=seen.within)
+        rows = (seen.setup, seen.requests, seen.transitions, seen.samples)
+        said = advice(*rows, commands=commands, contexts=contexts, within=seen.within, ttl=False)
     if as_json:
         client.print_json({name: said[name] for name in SHOWN})
     else:

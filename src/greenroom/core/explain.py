@@ -11,13 +11,13 @@ from itertools import islice
 
 from .entry import Entry
 from .facts import State
-from .moves import gib, span
 from .placement import is_idle, leave_s, price_s
 from .queue import Waiting
 from .residency import FALLING, RISING, SERVING
 from .rules import Option, expected_wait_s, explain_wait, hopeless, way_in
 from .stage import NEVER, Move, Phase, Stage
 from .views import QueueView, StageView, WaiterView
+from .words import gib, span
 
 EXPLAINED_MAX = 24  # waiting models whose way in is looked for; the others only say how long
 WAITERS_MAX = 50  # told of each model

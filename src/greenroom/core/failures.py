@@ -5,9 +5,10 @@ from __future__ import annotations
 from .costs import blend
 from .entry import Entry
 from .facts import Cause, InstanceReported, State
-from .moves import gib, reopen, span, switch_sleep_off
+from .moves import reopen, switch_sleep_off
 from .residency import HOME, RISING, SERVING
 from .stage import EPSILON_S, Move, Stage
+from .words import gib, span
 
 MISCONFIGURED_BACKOFF_S = 1.0  # what it lacks may be there in a moment; looking costs nothing, and evicts nobody (see Door)
 MEMORY = frozenset({Cause.OOM, Cause.STARTUP_MEMORY})

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 PER_OCTAVE = 2
 BINS = 2 * 20 * PER_OCTAVE  # 1 ms to 12 days
 FIRST = -10 * PER_OCTAVE
+NEARLY = 1 - 1e-9  # sums of floats that should be alike
 
 
 def bin_of(gap_s: float) -> int:
@@ -24,12 +26,19 @@ def bin_of(gap_s: float) -> int:
 
 def edge_s(number: int) -> float:
     """The upper edge of a bin."""
+    return EDGES_S[number] if 0 <= number < BINS else _edge_s(number)
+
+
+def _edge_s(number: int) -> float:
     return float(2.0 ** ((number + FIRST) / PER_OCTAVE))
+
+
+EDGES_S: Final = tuple(map(_edge_s, range(BINS)))
 
 
 @dataclass(slots=True)
 class Gaps:
-    """Idle gaps seen, older ones counting less; every bin with its count and its seconds."""
+    """Idle gaps seen, older ones counting less; every bin with its count and its seconds, in their order."""
 
     half_life_s: float = 86400.0
     seen: int = 0
@@ -51,8 +60,12 @@ class Gaps:
             self._decay(0.5 ** ((now - self.decayed_at) / self.half_life_s))
             self.decayed_at = now
         number = bin_of(gap_s)
-        self.counts[number] = self.counts.get(number, 0.0) + 1.0
-        self.sums_s[number] = self.sums_s.get(number, 0.0) + gap_s
+        if number not in self.counts:
+            for figures in (self.counts, self.sums_s):
+                later = [(each, figures.pop(each)) for each in tuple(figures) if each > number]
+                figures.update([(number, 0.0), *later])
+        self.counts[number] += 1.0
+        self.sums_s[number] += gap_s
         self.seen += 1
 
     def _decay(self, share: float) -> None:
@@ -75,24 +88,24 @@ class Gaps:
 
     def best_stay_s(self, worth_s: float) -> float:
         """The upper edge of the bin up to which keeping costs least, taken over all gaps seen."""
-        best_s, least = 0.0, float("inf")
         cold, kept = sum(self.counts.values()), 0.0
-        for number in (-1, *sorted(self.counts)):
-            stay_s = 0.0
-            if number >= 0:
-                stay_s = edge_s(number)
-                kept += self.sums_s[number]
-                cold -= self.counts[number]
-            cost = kept + max(0.0, cold) * (stay_s + worth_s)
-            if cost < least * (1 - 1e-9):
-                best_s, least = stay_s, cost
+        best_s, least = 0.0, cold * worth_s * NEARLY
+        for (number, count), sum_s in zip(self.counts.items(), self.sums_s.values(), strict=True):
+            kept += sum_s
+            if kept >= least:
+                break
+            cold -= count
+            stay_s = EDGES_S[number]
+            cost = kept + cold * (stay_s + worth_s) if cold > 0 else kept
+            if cost < least:
+                best_s, least = stay_s, cost * NEARLY
         return best_s
 
     def percentile_s(self, percent: float) -> float:
         """The upper edge of the bin in which that share of the gaps is reached."""
         total, passed = sum(self.counts.values()), 0.0
-        for number in sorted(self.counts):
-            passed += self.counts[number]
+        for number, count in self.counts.items():
+            passed += count
             if passed >= total * percent / 100:
                 return edge_s(number)
         return 0.0

@@ -12,23 +12,10 @@ from .queue import Waiting
 from .residency import FALLING, HOME, RISING, SERVING
 from .stage import EPSILON_S, NEVER, Admission, Move, Phase, Stage
 from .thrash import Circle, Turn, listed, turns_words
+from .words import gib, span
 
 TOLD_GROWTH = 1.1  # a growing engine is told of again when it holds a tenth more
 USELESS_SHARE = 0.1  # a sleep that gives back less of what was held is none
-
-
-def gib(mib: int) -> str:
-    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib} MiB"
-
-
-def span(seconds: float) -> str:
-    if seconds < 0.95:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
 # ------------------------------------------------------------------ admissions

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from .entry import Entry, Wish
 from .facts import Done, Model, Operation, OperatorAsked, Refuse, SetupChanged, SleepTier, State
-from .moves import depart, dispatch, gib, send_off, span
+from .moves import depart, dispatch, send_off
 from .placement import fall_level, host_takes, is_idle
 from .queue import Waiting
 from .residency import HOME
 from .rules import hopeless
 from .stage import Phase, Stage, conflicts_of
+from .words import gib, span
 
 WANTED_HITS_MIN = 0.05  # decayed uses of an absent model: fewer, and nobody wants the room of an idle one
 LEAST_LOOK_S = 30.0  # an idle model that nobody wants gone is looked at again after this at the earliest

@@ -12,10 +12,11 @@ from itertools import accumulate
 
 from .entry import Entry
 from .facts import State
-from .moves import begin, depart, gib, send_off, span
+from .moves import begin, depart, send_off
 from .placement import Choice, Item, choose, cover, fall_level, freed_by, is_idle, loss_s, lost_wake_s, price_s, worth_of
 from .residency import HOME
 from .stage import EPSILON_S, GHOST_WAIT_S_MAX, NEVER, Move, Phase, Stage
+from .words import gib, span
 
 LATE_LOOKED_AT_MAX = 16  # late models examined in one decision
 BEST_LOOKED_AT_MAX = 4  # others, once more than four times as many could fit

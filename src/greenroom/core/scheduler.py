@@ -39,7 +39,7 @@ from .facts import (
     Verify,
 )
 from .failures import ended, raise_need, recover
-from .moves import advance, became_ready, dispatch, fell_asleep, learn_down, note_measured, send_off, span
+from .moves import advance, became_ready, dispatch, fell_asleep, learn_down, note_measured, send_off
 from .orders import admit_model, asked, ladder, may_rehearse, pursue, reload
 from .placement import is_idle
 from .queue import BATCH_WEIGHT, Waiting
@@ -48,6 +48,7 @@ from .rules import blocked_by, decide, expected_wait_s, explain_wait, hopeless, 
 from .stage import EPSILON_S, NEVER, Admission, Phase, Stage, conflicts_of, pools_for
 from .thrash import Circle
 from .views import DeviceView, InstanceView, ModelView, PlaceView, QueueView, TurnView, View
+from .words import span
 
 
 class Scheduler:

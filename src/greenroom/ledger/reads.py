@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import starmap
+from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 from . import packs, schema
@@ -37,6 +39,14 @@ PARTS_OF_PACKS: Final = (
 NEWEST_PACKS: Final = (
     "SELECT columns FROM packs INDEXED BY packs_model WHERE model = ? AND at >= ? AND at < ? AND since < ? ORDER BY at DESC"
 )
+NEWEST_BUT: Final = "SELECT at FROM requests INDEXED BY requests_at WHERE at >= ? AND at < ? ORDER BY at DESC LIMIT 1 OFFSET ?"
+IDS_OF: Final = "SELECT min(id), max(id) FROM requests INDEXED BY requests_at WHERE at >= ? AND at < ?"
+SERVED: Final = (
+    f"SELECT id & {(1 << schema.RUN_SHIFT) - 1}, at, model, generation, client, priority, '', queue_s, gate_s, load_s, wake_s, "
+    "first_byte_s, duration_s, NULL, NULL, start, outcome, 0, '', before "
+    "FROM requests NOT INDEXED WHERE id BETWEEN ? AND ? AND at >= ? AND at < ?"
+)
+PACKS_OF_ALL: Final = "SELECT model, at, columns FROM packs INDEXED BY packs_at WHERE at >= ? AND at < ? AND since < ? ORDER BY at DESC"
 OF_NUMBER: Final = "SELECT model, columns FROM packs INDEXED BY packs_number WHERE run = ? AND high >= ? AND low <= ? ORDER BY high"
 COUNT: Final = "SELECT count(*) FROM requests INDEXED BY requests_model WHERE model = ? AND outcome = ? AND at >= ? AND at < ?"
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0)
@@ -132,6 +142,43 @@ class Reads:
             found += self._packed(since, until, model, cursor, limit + 1)
         found.sort(key=lambda row: (row[1], row[0]), reverse=True)
         return _page(found, schema.request_from, limit)
+
+    def served(self, since: float, until: float, *, limit: int) -> tuple[tuple[RequestRow, ...], bool]:
+        """Those of a stretch of time, oldest first, and whether only the newest `limit` of them are told.
+
+        For who reads many: `path`, `tokens_in`, `tokens_out`, `status` and `code` are left out.
+        """
+        with self._db() as db:
+            full = db.execute(NEWEST_BUT, (since, until, limit)).fetchone()
+            found, low = self._unpacked(db, full[0] if full is not None else since, until, limit)
+            ids = db.execute(
+                "SELECT min(id), max(id) FROM requests INDEXED BY requests_at WHERE at >= ? AND at < ?", (low, until)
+            ).fetchone()
+            # By their numbers they lie side by side in the file; by their times each would have to be looked up.
+            found += starmap(RequestRow, db.execute(SERVED, (*ids, low, until)))
+        found.sort(key=attrgetter("at", "request"))
+        return tuple(found[-limit:]), low > since or len(found) > limit
+
+    @staticmethod
+    def _unpacked(db: sqlite3.Connection, since: float, until: float, limit: int) -> tuple[list[RequestRow], float]:
+        """Those in packs since a time which is also told: `since`, or a later one if there are more than `limit`."""
+        found: list[RequestRow] = []
+        looks_at = limit
+        for model, latest, columns in db.execute(PACKS_OF_ALL, (since, until + LONGEST_S, until)):
+            if len(found) >= looks_at:  # this pack and those that follow hold nothing newer than `latest`
+                if sum(latest < row.at < until for row in found) >= limit:
+                    since = latest
+                    break
+                looks_at += max(packs.MOST, limit // 8)
+            pack = packs.unpacked(model, columns)
+            for request, at, duration_s, first_byte_s, _, _, generation, client, priority, _, before in zip(*pack.columns, strict=True):
+                found.append(
+                    RequestRow(
+                        request, at, model, generation, client, priority, "", 0.0, 0.0, 0.0, 0.0, first_byte_s, duration_s,
+                        None, None, "hot", "ok", 0, "", before,
+                    )
+                )  # fmt: skip
+        return [row for row in found if since <= row.at < until], since
 
     def _packed(self, since: float | None, until: float | None, model: str | None, cursor: str, limit: int) -> list[list[Any]]:
         """The newest of those in packs, in no order: all that are newer than any that is left out."""

@@ -31,7 +31,7 @@ from greenroom.core.facts import (
     Ticked,
     Wake,
 )
-from greenroom.core.moves import gib, span
+from greenroom.core.words import gib, span
 
 LEAVING = (State.GOING_TO_SLEEP, State.STOPPING)
 NEVER = float("-inf")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 from greenroom.ledger.rows import RequestRow, TransitionRow
@@ -143,23 +145,37 @@ def _swap(rise: TransitionRow, victims: Sequence[TransitionRow], waits: Sequence
 
 def regrets_of(requests: Sequence[RequestRow], swaps: Sequence[Swap]) -> list[Swap]:
     """Swaps after which one that had to leave was wanted again within the price of sending it away and back."""
+    left = {name for swap in swaps for name in swap.out}
     arrivals: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)  # (arrival, admission)
     for row in requests:
-        arrivals[row.model].append((row.at, row.at + row.waited_s))
+        if row.model in left:
+            arrivals[row.model].append((row.at, row.at + row.waited_s))
+    came: dict[str, list[float]] = {}
+    admitted: dict[str, list[float]] = {}  # the latest admission of those that came up to then
+    for name, seen in arrivals.items():
+        seen.sort()
+        came[name] = [at for at, _ in seen]
+        admitted[name] = list(accumulate((until for _, until in seen), max))
     up_s: dict[str, float] = {}
     found = []
     for swap in swaps:
         up_s[swap.model] = swap.rise_s
         price_s = swap.moving_s + sum(up_s.get(name, 0.0) for name in swap.out)
-        if any(at <= swap.at + price_s and admitted >= swap.at for name in swap.out for at, admitted in arrivals[name]):
-            found.append(swap)
+        for name in swap.out:
+            count = bisect_right(came.get(name, ()), swap.at + price_s)
+            if count and admitted[name][count - 1] >= swap.at:
+                found.append(swap)
+                break
     return found
 
 
-def figures_of(requests: Sequence[RequestRow], transitions: Sequence[TransitionRow], within: Span | None = None) -> Figures:
+def figures_of(
+    requests: Sequence[RequestRow], transitions: Sequence[TransitionRow], within: Span | None = None, swaps: Sequence[Swap] | None = None
+) -> Figures:
+    """`swaps`: as of `swaps_of`, where they are known already."""
     begin, end = within or stretch(requests, transitions)
     waits = sorted(row.waited_s for row in requests)
-    swaps = swaps_of(requests, transitions)
+    swaps = swaps_of(requests, transitions) if swaps is None else swaps
     devices = max(1, len({device for row in transitions for device in row.devices}))
     span_s = max(1e-9, end - begin) * devices
     return Figures(

@@ -60,11 +60,15 @@ def demand_share(requests: Iterable[RequestRow], within: Span) -> tuple[float, t
             names.append(name)
         seen += count
     slots: defaultdict[int, set[str]] = defaultdict(set)
+    begin = within[0]
     for row in rows:
-        for slot in range(int((row.at - within[0]) // SLOT_S), int((row.at + row.duration_s - within[0]) // SLOT_S) + 1):
+        first, last = int((row.at - begin) // SLOT_S), int((row.at + row.duration_s - begin) // SLOT_S)
+        slots[first].add(row.model)
+        for slot in range(first + 1, last + 1):
             slots[slot].add(row.model)
-    total = max(1, int((within[1] - within[0]) // SLOT_S))
-    full = sum(set(names) <= slots.get(slot, set()) for slot in range(total))
+    total = max(1, int((within[1] - begin) // SLOT_S))
+    wanted = set(names)
+    full = sum(0 <= slot < total and wanted <= seen for slot, seen in slots.items()) if wanted else total
     return full / total, tuple(names)
 
 

@@ -14,8 +14,8 @@ from greenroom.ledger import codec
 from greenroom.ledger.reads import Page, Reads, Unreadable
 from greenroom.ledger.rows import BootRow, EventRow, RequestRow, SampleRow, TransitionRow
 
+from .faults import CannotReplay
 from .figures import Span, stretch
-from .replay import CannotReplay
 
 BUSY_S = 2.0
 PAGE = 10_000
@@ -72,13 +72,13 @@ class Past:
     def stretch(self, seconds: float, now: float) -> Stretch:
         """The last `seconds` before `now`; where nothing happened in them, the last before the last thing that did."""
         until = now
-        if not self._told(lambda: self._find.requests(now - seconds, limit=1)).rows:
+        if not self._told(lambda: self._find.requests(now - seconds, now, limit=1)).rows:
             newest = self._told(lambda: self._find.requests(limit=1)).rows
             if not newest:
                 raise CannotReplay("the ledger holds no request yet")
             until = newest[0].at + newest[0].duration_s + 1e-3
         since = until - seconds
-        requests, some = self._all(lambda cursor: self._find.requests(since, until, cursor=cursor, limit=PAGE))
+        requests, some = self._told(lambda: self._find.served(since, until, limit=ROWS_MAX))
         transitions, more = self._all(lambda cursor: self._find.transitions(since, until, cursor=cursor, limit=PAGE))
         setup = self.setup(until)
         samples = [

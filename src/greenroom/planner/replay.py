@@ -21,6 +21,7 @@ from greenroom.ledger import codec
 from greenroom.ledger.chronicle import Chronicle
 from greenroom.ledger.rows import BootRow, EventRow, RequestRow, TransitionRow
 
+from .faults import CannotReplay
 from .fifo import Fifo
 from .figures import Figures, Span, figures_of, stretch
 from .settings import changed
@@ -30,10 +31,6 @@ BEGIN_S_MAX = 10.0  # from the start of a server to its first look at the memory
 THINK_S_MAX = 10.0  # a client that asks again within this after its answer is taken to have waited for it
 SERVICE_S = 1.0  # of a request of which nothing is known
 DECIDERS: Mapping[str, Callable[[Setup, float], Decider]] = {"greenroom": Scheduler, "fifo": Fifo}
-
-
-class CannotReplay(ValueError):
-    """What was recorded is not enough, or not readable; one sentence."""
 
 
 # ---------------------------------------------------------------------------------------------------------- exactly

@@ -10,13 +10,11 @@ from typing import Any
 from greenroom.config import units
 from greenroom.core.facts import Device, Model, Policy, Priority, Setup
 
+from .faults import BadChange
+
 MODEL_KEYS = ("memory", "ttl", "sleep_after", "sleep", "pin", "parallel", "queue_limit", "priority", "device", "on_conflict")
 DEVICE_KEYS = ("memory", "headroom")
 SECTIONS = {"device": "device", "devices": "device", "model": "model", "models": "model", "scheduling": "scheduling"}
-
-
-class BadChange(ValueError):
-    """A change that cannot be made, in one sentence."""
 
 
 def changed(setup: Setup, changes: Iterable[str]) -> Setup:

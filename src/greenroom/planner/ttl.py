@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from greenroom.core.facts import Model, Policy, Setup
-from greenroom.core.idle import Gaps, edge_s
+from greenroom.core.idle import Gaps, bin_of, edge_s
 from greenroom.ledger.rows import RequestRow, TransitionRow
 
 from .figures import Span, length_s, stretch
@@ -20,10 +23,11 @@ ENOUGH = 10  # gaps; fewer say nothing yet
 LEAST_TTL_S = 1.0  # in a configuration 0 means never
 GOOD = 1.02  # what costs so little more than the best is as good
 LIKELY_S = (30.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 14400.0)
-SHORT_S, LONG_S = 1.0, 7 * DAY_S  # shown: gaps below count with the first bin, above with the last
+GAPS_AT_ONCE = 64
+SHORT_BIN, LONG_BIN = bin_of(1.0), bin_of(7 * DAY_S)  # shown: gaps below count with the first, above with the last
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Use:
     """One model's stretch of use."""
 
@@ -33,6 +37,21 @@ class Use:
     need_mib: int
     up_s: float
     seconds: float  # looked at
+
+    @cached_property
+    def ordered_s(self) -> list[float]:
+        return sorted(self.gaps_s)
+
+    @cached_property
+    def kept_s(self) -> list[float]:
+        """What the shortest so many of them come to together; the first is none."""
+        return list(accumulate(self.ordered_s, initial=0.0))
+
+    def cost_of(self, stay_s: float) -> tuple[int, float]:
+        """(cold starts, idle seconds) when it stays that long each time."""
+        warm = bisect_right(self.ordered_s, stay_s)
+        cold = len(self.ordered_s) - warm
+        return cold, self.kept_s[warm] + (cold * stay_s if cold else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +151,21 @@ def gaps_of(rows: Iterable[RequestRow]) -> tuple[float, ...]:
 
 def fixed_ttl(use: Use, ttl_s: float | None, name: str = "", remark: str = "") -> Choice:
     stay_s = float("inf") if ttl_s is None else ttl_s
-    cold = sum(gap > stay_s for gap in use.gaps_s)
-    return Choice(name or words(ttl_s), ttl_s, cold, sum(min(gap, stay_s) for gap in use.gaps_s), use, remark)
+    return Choice(name or words(ttl_s), ttl_s, *use.cost_of(stay_s), use, remark)
 
 
 def auto_ttl(use: Use, policy: Policy, half_life_s: float = DAY_S) -> Choice:
-    """What `ttl: auto` would have done, learning as it went; nobody's lack of room taken into account."""
+    """What `ttl: auto` would have done, learning as it went; nobody's lack of room taken into account.
+
+    After many gaps a few more hardly change what is best, so it is not worked out anew after each.
+    """
     gaps, now, worth_s = Gaps(half_life_s), 0.0, policy.ttl_worth * use.up_s
     cold, idle_s, stay_s = 0, 0.0, worth_s
+    looks_at = policy.ttl_gaps_min
     for gap in use.gaps_s:
-        stay_s = gaps.best_stay_s(worth_s) if gaps.seen >= policy.ttl_gaps_min else worth_s
+        if gaps.seen >= looks_at:
+            stay_s = gaps.best_stay_s(worth_s)
+            looks_at = gaps.seen + min(GAPS_AT_ONCE, max(1, gaps.seen // GAPS_AT_ONCE))
         cold += gap > stay_s
         idle_s += min(gap, stay_s)
         now += gap
@@ -151,17 +175,16 @@ def auto_ttl(use: Use, policy: Policy, half_life_s: float = DAY_S) -> Choice:
 
 def clairvoyant(use: Use, worth_s: float) -> Choice:
     """Knows every gap beforehand: stays exactly through those that are cheaper than a start."""
-    cold = sum(gap > worth_s for gap in use.gaps_s)
-    return Choice("clairvoyant", None, cold, sum(gap for gap in use.gaps_s if gap <= worth_s), use)
+    warm = bisect_right(use.ordered_s, worth_s)
+    return Choice("clairvoyant", None, len(use.gaps_s) - warm, use.kept_s[warm], use)
 
 
 def best_ttl(use: Use, worth_s: float) -> Choice:
     """The one TTL that costs least over all gaps, known beforehand."""
-    gaps = sorted(use.gaps_s)
-    best_s, least, kept = 0.0, len(gaps) * worth_s, 0.0
+    gaps = use.ordered_s
+    best_s, least = 0.0, len(gaps) * worth_s
     for number, gap in enumerate(gaps, start=1):
-        kept += gap
-        cost = kept + (len(gaps) - number) * (gap + worth_s)
+        cost = use.kept_s[number] + (len(gaps) - number) * (gap + worth_s)
         if cost < least:
             best_s, least = gap, cost
     return fixed_ttl(use, best_s)
@@ -208,14 +231,14 @@ def _advice(model: Model, use: Use, policy: Policy, *, is_wanted: bool) -> TtlAd
         enough,
         why,
         tuple(table),
-        histogram(use.gaps_s),
+        histogram(gaps),
         matters=enough and not model.ttl_auto and suggested_s != model.ttl_s and (is_wanted or not never),
     )
 
 
 def _why(model: Model, use: Use, gaps: Gaps, suggested_s: float, now: Choice | None, worth_s: float) -> str:
-    short = sorted(gap for gap in use.gaps_s if gap <= suggested_s)
-    long = sorted(gap for gap in use.gaps_s if gap > suggested_s)
+    until = bisect_right(use.ordered_s, suggested_s)
+    short, long = use.ordered_s[:until], use.ordered_s[until:]
     if not short:
         what = f"its gaps are longer than the {words(worth_s)} that one start of {use.up_s:.1f} s is worth, so keeping it saves nothing"
     elif not long:
@@ -234,12 +257,11 @@ def _why(model: Model, use: Use, gaps: Gaps, suggested_s: float, now: Choice | N
     return what
 
 
-def histogram(gaps_s: Iterable[float]) -> tuple[tuple[float, int], ...]:
+def histogram(gaps: Gaps) -> tuple[tuple[float, int], ...]:
     """Bins of one octave between the shortest and the longest gap: lower edge and how many."""
-    gaps = Gaps.of(min(LONG_S, max(SHORT_S, gap)) for gap in gaps_s)
     octaves: defaultdict[int, int] = defaultdict(int)
     for number, count in gaps.counts.items():
-        octaves[(number + 1) // 2] += round(count)
+        octaves[(min(LONG_BIN, max(SHORT_BIN, number)) + 1) // 2] += round(count)
     if not octaves:
         return ()
     return tuple((edge_s(2 * number - 2), octaves.get(number, 0)) for number in range(min(octaves), max(octaves) + 1))

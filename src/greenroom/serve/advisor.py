@@ -120,8 +120,8 @@ def cleaned(line: str, secrets: Sequence[str]) -> str:
 
 def main(path: str, seconds: str) -> None:
     from greenroom.planner.advice import advice
+    from greenroom.planner.faults import CannotReplay
     from greenroom.planner.past import Past
-    from greenroom.planner.replay import CannotReplay
 
     with contextlib.suppress(OSError):
         os.nice(10)
