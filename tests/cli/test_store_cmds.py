@@ -148,6 +148,17 @@ class TestRm:
         assert (result.exit_code, library.all()) == (1, ())
         assert "nope" in result.stderr
 
+    def test_json(self, library: Library, stored: Stored):
+        """What went, in the words of `gc`; what could not is told apart, and alone where nothing went."""
+        result = greenroom(library, "rm", "nope", "one", "--json")
+        (told,) = json.loads(result.stdout)
+        assert (result.exit_code, told["name"], told["kept"]) == (1, str(ONE), [])
+        assert told["bytes"] >= stored.size
+        assert told["removed"]
+        assert "no model 'nope'" in result.stderr
+        again = greenroom(library, "rm", "one", "--json")
+        assert (again.exit_code, again.stdout) == (1, "")
+
     def test_one_that_is_served(self, library: Library, stored: Stored):
         with library.using(stored):
             result = greenroom(library, "rm", "one")

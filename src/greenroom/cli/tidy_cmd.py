@@ -25,7 +25,8 @@ EXIT_REFUSED = 1
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @store_option
 @click.option("--force", "-f", is_flag=True, help="Also a model that is being served.")
-def rm(models: tuple[str, ...], store: Path | None, force: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
+def rm(models: tuple[str, ...], store: Path | None, force: bool, as_json: bool) -> None:
     """Remove models, and what is left of interrupted pulls of them.
 
     What another model needs stays.
@@ -34,17 +35,21 @@ def rm(models: tuple[str, ...], store: Path | None, force: bool) -> None:
 
     with faults():
         library = opened(store)
-    failed = False
+    gone: list[tuple[Reference, Swept]] = []
     for name in models:
         try:
             reference = named(library, name)
-            swept = library.remove(reference, force=force)
+            gone.append((reference, library.remove(reference, force=force)))
         except StoreError as fault:
             click.echo(f"Error: {text.safe(str(fault))}", err=True)
-            failed = True
             continue
-        click.echo(f"{text.safe(str(reference))}: {gave_back(swept)}")
-    if failed:
+        if not as_json:
+            click.echo(f"{text.safe(str(reference))}: {gave_back(gone[-1][1])}")
+    if as_json and gone:
+        client.print_json(
+            [{"name": str(one), "bytes": swept.bytes, "removed": list(swept.items), "kept": list(swept.kept)} for one, swept in gone]
+        )
+    if len(gone) < len(models):
         sys.exit(EXIT_REFUSED)
 
 
