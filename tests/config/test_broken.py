@@ -105,7 +105,7 @@ TABLE: list[tuple[str, str, str]] = [
     ("bad limit", f"limits: {{idle_s_max: soon}}\nmodels: {{a: {{{OK}}}}}\n", 'c:1: limits: idle_s_max: "soon" is not a duration. Write 300, "300s" or "5m".'),
     ("unknown key of tracing", f"tracing: {{endpont: x}}\nmodels: {{a: {{{OK}}}}}\n", 'c:1: tracing.endpont: "endpont" is not a key greenroom knows here. Did you mean "endpoint"?'),
     ("tracing to nowhere", f"tracing: {{endpoint: collector}}\nmodels: {{a: {{{OK}}}}}\n", 'c:1: tracing.endpoint: "collector" is not the address of a collector. Write http://127.0.0.1:4318.'),
-    ("a password in tracing", f"tracing: {{endpoint: http://me:hush@h}}\nmodels: {{a: {{{OK}}}}}\n", "c:1: tracing.endpoint: the address of a collector holds no user or password. Write http://host:4318."),
+    ("a password in tracing", f"tracing: {{endpoint: http://me:hush@h}}\nmodels: {{a: {{{OK}}}}}\n", "c:1: tracing.endpoint: the address of a collector holds no user or password. Write http://127.0.0.1:4318."),
     ("more than all traces", f"tracing: {{sample: 50}}\nmodels: {{a: {{{OK}}}}}\n", "c:1: tracing.sample: 50 is not a number from 0 to 1. Write 1 for all, or 0.1 for one in ten."),
     ("wrong duration", f"models:\n  qwen3:\n    {OK}\n    ttl: 5mins\n", 'c:4: models.qwen3.ttl: "5mins" is not a duration. Write 300, "300s" or "5m".'),
     ("sleep_after auto", f"models: {{a: {{{OK}, sleep_after: auto}}}}\n", 'c:1: models.a.sleep_after: "auto" is not supported yet. Write a duration such as 5m, or 0 for never.'),

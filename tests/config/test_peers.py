@@ -97,14 +97,26 @@ def test_a_key_and_the_default_may_name_what_peers_serve() -> None:
 
 
 @pytest.mark.parametrize(
+    "url", ["ftp://h", "http://h:0", "http://h:99999", "http://u:hidden@h", "http://h/?a=1", "http://h/#f", "http://h ü", "h"]
+)
+def test_addresses_of_other_servers_are_read_by_one_rule(url: str) -> None:
+    """What is wrong is said in the same words; only what to write instead differs."""
+    peer, collector = problem(f"  box: {{proxy: '{url}', models: [x]}}"), problem("", f"tracing: {{endpoint: '{url}'}}\n{LOCAL}")
+    said, write = peer.removeprefix("c:3: peers.box.proxy: ").split(". Write ")
+    assert collector == f"c:1: tracing.endpoint: {said.replace('a peer', 'a collector')}. Write http://127.0.0.1:4318."
+    assert write == "https://host:8443 or http://host:8080/path, and its key as apiKey."
+    assert "hidden" not in peer + collector
+
+
+@pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("proxy: ftp://h, models: [x]", 'c:3: peers.box.proxy: "ftp://h" is not the address of a peer. Write https://host:8443'),
         ("proxy: 'http://h:0', models: [x]", "is not the address of a peer"),
         ("proxy: 'http://h:99999', models: [x]", "is not the address of a peer"),
         ("proxy: 'http://u:hidden@h', models: [x]", "c:3: peers.box.proxy: the address of a peer holds no user or password."),
-        ("proxy: 'http://h/?a=1', models: [x]", "is more than an address"),
-        ("proxy: 'http://h/a/../b', models: [x]", "is more than an address"),
+        ("proxy: 'http://h/?a=1', models: [x]", "is more than the address of a peer"),
+        ("proxy: 'http://h/a/../b', models: [x]", "is more than the address of a peer"),
         ("proxy: 'http://h a', models: [x]", "is not the address of a peer"),
         ("proxy: [http://a, http://b], models: [x]", "c:3: peers.box.proxy: is a list. Write one address;"),
         ("models: [x]", "c:3: peers.box.proxy: is missing. Add it."),

@@ -345,23 +345,33 @@ def _url(value: object) -> str:
     return url.rstrip("/")
 
 
-def _peer_url(value: object) -> str:
-    """Scheme, host, port and base path of another server."""
-    if isinstance(value, (list, tuple)):
-        raise ValueError("is a list. Write one address; give the other server an entry of its own under peers with the same models.")
+def _address(value: object, whose: str, example: str) -> str:
+    """Scheme, host, port and base path of a server that greenroom speaks to; `whose` and `example` are for its sentences."""
     url = _text(value)
     if "@" in url:  # the message must not show a password
-        raise ValueError("the address of a peer holds no user or password. Write https://host:port/path, and the key as apiKey.")
+        raise ValueError(f"the address of {whose} holds no user or password. Write {example}.")
     try:
         parts = urlsplit(url)
-        port = parts.port
+        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and _can_be_sent(url)
     except ValueError:
-        raise ValueError(f"{quoted(url)} is not the address of a peer. Write https://host:8443.") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or not _can_be_sent(url):
-        raise ValueError(f"{quoted(url)} is not the address of a peer. Write https://host:8443 or http://host:8080/path.")
-    if parts.query or parts.fragment or "\\" in url or ".." in parts.path.split("/"):
-        raise ValueError(f"{quoted(url)} is more than an address. Write https://host:port/path.")
+        is_address = False
+    if not is_address:
+        raise ValueError(f"{quoted(url)} is not the address of {whose}. Write {example}.")
+    if parts.query or parts.fragment:
+        raise ValueError(f"{quoted(url)} is more than the address of {whose}. Write {example}.")
     return url.rstrip("/")
+
+
+_PEER = ("a peer", "https://host:8443 or http://host:8080/path, and its key as apiKey")
+
+
+def _peer_url(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        raise ValueError("is a list. Write one address; give the other server an entry of its own under peers with the same models.")
+    url = _address(value, *_PEER)
+    if "\\" in url or ".." in urlsplit(url).path.split("/"):  # clients' paths are put behind it
+        raise ValueError(f"{quoted(url)} is more than the address of {_PEER[0]}. Write {_PEER[1]}.")
+    return url
 
 
 def _peer_key(value: object) -> str | None:
@@ -429,19 +439,7 @@ def _probe_path(value: object) -> str:
 
 
 def _collector(value: object) -> str:
-    url = _text(value)
-    if "@" in url:  # the message must not show a password
-        raise ValueError("the address of a collector holds no user or password. Write http://host:4318.")
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise ValueError(f"{quoted(url)} is not the address of a collector. Write http://127.0.0.1:4318.") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or not _can_be_sent(url):
-        raise ValueError(f"{quoted(url)} is not the address of a collector. Write http://127.0.0.1:4318.")
-    if parts.query or parts.fragment:
-        raise ValueError(f"{quoted(url)} has a query or fragment. Write http://host:4318.")
-    return url.rstrip("/")
+    return _address(value, "a collector", "http://127.0.0.1:4318")
 
 
 def _share(value: object) -> float:
