@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from greenroom.store import partial as partial_module
 from greenroom.store.facts import Damaged, StoreError
 from greenroom.store.locks import Lock
 from greenroom.store.partial import RECORD_BYTES, About, Partial, _add, recorded_bytes
@@ -161,6 +164,43 @@ def test_ranges_add_up(ranges: list[tuple[int, int]]):
     assert {byte for begin, end in spans for byte in range(begin, end)} == {
         byte for begin, length in ranges for byte in range(begin, begin + length)
     }
+
+
+@given(st.lists(st.tuples(st.sampled_from(("next", "again", "hash")), st.integers(0, 40), st.integers(1, 12)), max_size=30))
+def test_the_hash_is_right_however_writing_and_hashing_take_turns(turns: list[tuple[str, int, int]]):
+    """Pieces in a row, pieces ahead, pieces that come again with other bytes (a connection broke), and hashing in between."""
+    data, wrong = DATA[:40_000], bytes(40_000)
+    with tempfile.TemporaryDirectory() as name, open_partial(Path(name), data) as partial:
+        at = 0
+        for kind, place, length in turns:
+            if kind == "hash":
+                partial.advance()
+                continue
+            begin = min(at if kind == "next" else place * 1000, len(data))
+            end = min(begin + length * 1000, len(data))
+            fill(partial, begin, end - begin, wrong if place % 3 == 0 else data, 3000)
+            at = end if kind == "next" else at
+        fill(partial, 0, len(data), data, 7000)
+        assert partial.finish(Path(name) / "blob") == digest(data)
+        assert (Path(name) / "blob").read_bytes() == data
+
+
+def test_a_disk_that_failed_on_the_way_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The system says once that bytes did not reach the disk; whoever asks again hears nothing of it."""
+    monkeypatch.setattr(partial_module, "SYNC_BYTES", 1 << 20)
+    broken = [OSError(errno.EIO, "Input/output error")]
+
+    def sync(fd: int) -> None:
+        if broken:
+            raise broken.pop()
+
+    monkeypatch.setattr("os.fdatasync", sync)
+    with open_partial(tmp_path) as partial:
+        fill(partial, 0, len(DATA))
+        with pytest.raises(OSError, match="Input/output error"):
+            partial.finish(tmp_path / "blob")
+    assert not broken
+    assert "blob" not in left(tmp_path)
 
 
 def test_threads_that_write_while_another_one_hashes(tmp_path: Path):

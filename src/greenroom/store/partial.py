@@ -23,6 +23,8 @@ from .placing import FULL, READ_ONLY, no_room, sync_folder
 
 RECORD_BYTES = 4 << 20  # at most so much is fetched again after a kill
 READ_BYTES = 1 << 20
+SYNC_BYTES = 32 << 20  # brought to the disk on the way, so that little is left for the end
+HANDED_MAX = 16  # pieces, of up to RECORD_BYTES each, that wait in memory to be hashed
 HASH_BYTES = 4 << 20  # at once: each step costs a change of threads, and these bytes are still in memory
 JOURNAL_BYTES_MAX = 64 << 20
 
@@ -54,6 +56,11 @@ class Partial:
         self._read = memoryview(bytearray(HASH_BYTES if about.size > HASH_BYTES else about.size))
         self._hashed = 0  # bytes from the start that are in `_hash`
         self._hashing = threading.Lock()
+        self._handed: list[memoryview] = []  # written behind those, and kept in memory until they are hashed, too
+        self._front: int | None = 0  # the end of what was handed over; None = the file is being read for the hash
+        self._handing = threading.Lock()
+        self._synced = 0  # of `_hashed`, so much was brought to the disk already
+        self._unsynced: OSError | None = None  # what became of that: the system tells it once, so it is kept for `finish`
         self._fault: NoRoom | None = None  # after it nothing is written any more
         self._removed = False
         self._fd = -1
@@ -113,6 +120,8 @@ class Partial:
                 "it was thrown away: pull again, or do not trust where it comes from"
             )
         try:
+            if self._unsynced is not None:
+                raise self._unsynced
             os.fchmod(self._fd, READ_ONLY)
             os.fsync(self._fd)
         except OSError as exc:
@@ -126,20 +135,55 @@ class Partial:
     def advance(self) -> int:
         """Take what is here from the start on into the hash; bytes hashed.  Worth calling beside a fetch: then `finish` is quick."""
         while self._hash_some():
-            pass
+            if self._hashed - self._synced >= SYNC_BYTES:
+                self._synced = self._hashed
+                self._sync()
         return self._hashed
+
+    def _sync(self) -> None:
+        try:
+            os.fdatasync(self._fd)
+        except OSError as exc:
+            self._unsynced = exc
 
     def _hash_some(self) -> bool:
         spans = self._here()
         with self._hashing:
-            if self._fault or not spans or spans[0][0] > 0 or self._hashed >= spans[0][1]:
-                return False
-            count = os.preadv(self._fd, [self._read[: spans[0][1] - self._hashed]], self._hashed)
-            if not count:
-                raise StoreError(f"{self._path('part')} was cut by another program: pull again")
-            self._hash.update(self._read[:count])
-            self._hashed += count
+            with self._handing:
+                handed, self._handed = self._handed, []
+                if not handed:
+                    self._front = None
+            for data in handed:
+                self._hash.update(data)
+                self._hashed += len(data)
+            if handed:
+                return True
+            try:
+                return self._hash_of_file(spans)
+            finally:
+                self._front = self._hashed
+
+    def _hash_of_file(self, spans: list[tuple[int, int]]) -> bool:
+        if self._fault or not spans or spans[0][0] > 0 or self._hashed >= spans[0][1]:
+            return False
+        count = os.preadv(self._fd, [self._read[: spans[0][1] - self._hashed]], self._hashed)
+        if not count:
+            raise StoreError(f"{self._path('part')} was cut by another program: pull again")
+        self._hash.update(self._read[:count])
+        self._hashed += count
         return True
+
+    def _hand_over(self, offset: int, data: memoryview) -> None:
+        """Bytes that were just written: if they are the next to be hashed, they need not be read from the file for that."""
+        with self._handing:
+            front = self._front
+            if front == offset and data.readonly and len(self._handed) < HANDED_MAX:
+                self._handed.append(data)
+                self._front = offset + len(data)
+                return
+        if offset < max(front or 0, self._hashed):  # written again: what was hashed there is not true any more
+            with self._hashing, self._handing:
+                self._hash, self._hashed, self._handed, self._front = hashlib.sha256(), 0, [], 0
 
     def discard(self) -> None:
         """Drop everything that is here, and the lock."""
@@ -189,6 +233,7 @@ class Partial:
             _add(spans, offset, offset + length)
             if next_ is not None:
                 self._hash, self._hashed = next_, offset + length
+                self._front = self._hashed
         return spans
 
     def _record(self, offset: int, length: int, crc: int) -> None:
@@ -210,9 +255,7 @@ class Partial:
                 done += os.pwrite(self._fd, data[done:], offset + done)
         except OSError as exc:
             self._full(exc)
-        if offset < self._hashed:  # written again: what was hashed there is not true any more
-            with self._hashing:
-                self._hash, self._hashed = hashlib.sha256(), 0
+        self._hand_over(offset, data)
 
     def _full(self, exc: OSError) -> None:
         """A full disk takes the part with it: otherwise nothing could be written there any more."""

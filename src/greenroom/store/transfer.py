@@ -33,6 +33,7 @@ BACKOFF_S = 0.5
 BACKOFF_S_MAX = 15.0
 BATCH_BYTES_MIN = 1 << 20  # written by one call of a thread
 BATCH_BYTES_MAX = 8 << 20  # of one connection in memory, waiting for the disk
+KEPT_BYTES = 31 << 20  # of freed memory, for the next pieces
 CLOSINGS_MAX = 2  # stretches of a blob whose ends are still on their way to the disk
 LOOK_S = 0.2  # at what somebody else fetches
 HASH_S = 0.01  # between two looks at what can be hashed
@@ -81,6 +82,8 @@ class Transfer:
         self.slots = asyncio.Semaphore(self.streams)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="greenroom-pull")
         at_once = asyncio.Semaphore(BLOBS_AT_ONCE_MAX)
+        if self.writes_here:
+            _keep_memory()
 
         async def one(item: Wanted) -> None:
             async with at_once:
@@ -373,6 +376,14 @@ def worst(faults: BaseExceptionGroup[StoreError]) -> StoreError:
     for fault in faults.exceptions:
         leaves += [worst(fault)] if isinstance(fault, BaseExceptionGroup) else [fault]
     return min(leaves, key=lambda fault: (isinstance(fault, Unreachable), not isinstance(fault, NoRoom)))
+
+
+def _keep_memory() -> None:
+    """Pieces of the fetch are freed and made anew all the time; glibc would give their memory back, and get it page by page again.
+
+    It keeps as much as the largest piece that has come and gone (mallopt(3), M_MMAP_THRESHOLD), and so does no harm elsewhere.
+    """
+    bytes(KEPT_BYTES)
 
 
 def _write(filler: Filler, batch: Sequence[memoryview]) -> None:
