@@ -318,6 +318,20 @@ async def test_everybody_is_answered_and_every_engine_ended_when_an_invariant_br
     assert isinstance(await after.hears(), Admit)
 
 
+async def test_what_operators_said_of_pins_outlives_an_inner_fault(shell: Shell, crew: FakeCrew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes in again by itself, as it would after a crash of its engine."""
+    wish, caller = shell.next_request(), FakeParty()
+    shell.ask(wish, caller, OperatorAsked(shell.clock(), wish, "b", Operation.PIN))
+    await until(lambda: shell.scheduler.state_of("b") is State.READY)
+    before = shell.scheduler
+    breaks(shell, monkeypatch)
+    shell.post(Ticked(shell.clock()))
+    await until(lambda: shell.scheduler is not before)
+
+    assert shell.scheduler.pinned == {"b"}
+    await until(lambda: shell.scheduler.state_of("b") is State.READY)
+
+
 async def test_a_word_about_an_engine_of_the_old_book_says_nothing_to_the_new_one(
     shell: Shell, crew: FakeCrew, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -358,6 +358,15 @@ async def test_offline_nobody_is_asked(fake: Fake, library: Library) -> None:
     assert fake.asked == []
 
 
+async def test_a_file_of_this_host_that_is_larger_than_allowed_is_not_taken_in(library: Library, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(WEIGHTS)
+    reference = parse((tmp_path / "m.gguf").as_uri())
+    with pytest.raises(Refused, match=f"{len(WEIGHTS):,} bytes, more than the {len(WEIGHTS) - 1:,}"):
+        await Puller(library, Options(bytes_max=len(WEIGHTS) - 1)).pull(reference)
+    assert library.all() == ()
+    assert (await Puller(library, Options(bytes_max=len(WEIGHTS))).pull(reference)).size == len(WEIGHTS)
+
+
 async def test_mirrors_are_asked_first_and_not_believed(fake: Fake, library: Library) -> None:
     """One that is down or knows nothing is passed over; one that lies is found out, and the registry itself is asked."""
     async with serving(Fake()) as mirror:

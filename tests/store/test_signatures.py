@@ -131,6 +131,19 @@ async def test_a_model_that_is_here_unsigned_is_refused_when_a_key_is_asked_for(
         await Puller(library, Options(verify_key=public)).pull(reference)
 
 
+async def test_offline_a_key_is_asked_for_all_the_same(fake: Fake, public: Path, tmp_path: Path) -> None:
+    """What is known of its signature stands in the store: nobody has to be asked for that."""
+    about = fake.hold("m", ("m.gguf", gguf()))
+    library, reference = Library(tmp_path / "store"), parse(f"oci://{fake.host}/m:v1")
+    offline = Puller(library, Options(verify_key=public, offline=True))
+    await Puller(library).pull(reference)
+    with pytest.raises(Refused, match="not known to be signed by cosign"):
+        await offline.pull(reference)
+    simple(fake, about, by(MINE))
+    signed = await Puller(library, Options(verify_key=public)).pull(reference)
+    assert (await offline.pull(reference)).signed_by == signed.signed_by
+
+
 async def test_a_signature_that_nobody_checks_is_remarked(fake: Fake, tmp_path: Path) -> None:
     remarks: list[str] = []
     simple(fake, fake.hold("m", ("m.gguf", gguf())), by(OTHERS))
@@ -141,7 +154,7 @@ async def test_a_signature_that_nobody_checks_is_remarked(fake: Fake, tmp_path: 
 
 
 async def test_only_what_can_be_signed_is_asked_for_a_signature(public: Path, tmp_path: Path) -> None:
-    for text in ("hf://org/x", "https://h.example/x.gguf"):
+    for text in ("hf://org/x", "https://h.example/x.gguf", "file:///models/x.gguf"):
         with pytest.raises(Refused, match="cannot be signed"):
             await Puller(Library(tmp_path), Options(verify_key=public)).pull(parse(text))
 

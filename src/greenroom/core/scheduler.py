@@ -565,6 +565,11 @@ class Scheduler:
         """By the configuration or by an operator."""
         return frozenset(entry.id for entry in self._stage.pinned())
 
+    @property
+    def overruled_pins(self) -> dict[str, bool]:
+        """What operators said of pins, where the configuration says otherwise: model -> pinned."""
+        return {entry.id: entry.pinned for entry in self._stage.entries.values() if entry.pinned != (entry.successor or entry.model).pinned}
+
     def thrashing(self, at: float) -> list[Circle]:
         """Models that take turns on a device at the moment."""
         return self._stage.turns.now(at)

@@ -23,6 +23,7 @@ from greenroom.core.facts import (
     Done,
     Event,
     InstanceReported,
+    Operation,
     OperatorAsked,
     Refuse,
     RequestArrived,
@@ -315,9 +316,12 @@ class Shell:
         if self._closing:
             self._down.set()  # nothing is started again
             return
+        pins = self.scheduler.overruled_pins
         self.scheduler = Scheduler(self.setup, self.clock())
         self._recovering = False
         self.begin()
+        for model, is_pinned in pins.items():  # nobody waits for the answer
+            self.post(OperatorAsked(self.clock(), self.next_request(), model, Operation.PIN if is_pinned else Operation.UNPIN))
 
     def _dump_journal(self, event: Event) -> None:
         for past, actions in list(self.journal):

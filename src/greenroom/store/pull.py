@@ -16,6 +16,7 @@ from yarl import URL
 
 from .artifacts import PLATFORM, Artifacts, as_oci
 from .facts import ModelFile, NotFound, Reference, Refused, Remote, Source, Stored, StoreError
+from .gguf_files import local_files
 from .guard import DEFAULT_PORTS, Policy, host_port
 from .hub import Hub, endpoint_of
 from .layouts import is_archive
@@ -23,6 +24,7 @@ from .library import Library, Pulling, check_usable
 from .locks import Lock
 from .progress import Meter, Tell, nobody
 from .ranges import Opener
+from .references import SIGNED
 from .registry import HUB_HOST, HUB_NAME, Registry, is_local, mirrors_of
 from .signatures import Key, check, read_key, signatures_of
 from .tls import Tls
@@ -88,13 +90,13 @@ class Puller:
         Raises StoreError: NotFound, Refused, Damaged, NoRoom, Unreachable.
         """
         options = self.options
+        key = read_key(options.verify_key) if options.verify_key is not None else None
+        if key is not None and reference.scheme not in SIGNED:
+            raise Refused(f"{reference} cannot be signed: only models in registries are; pull it without a key")
         if options.offline:
-            return self._from_library(reference)
+            return self._from_library(reference, key)
         if reference.scheme == "file":
             return await self._adopted(reference, tell)
-        key = read_key(options.verify_key) if options.verify_key is not None else None
-        if key is not None and reference.scheme not in ("oci", "ollama"):
-            raise Refused(f"{reference} cannot be signed: only models in registries are; pull it without a key")
         meter = Meter(str(reference), tell)
         meter.at("resolving")
         began = time.time()
@@ -111,9 +113,7 @@ class Puller:
 
     async def _pulled(self, reference: Reference, source: Fetched, key: Key | None, meter: Meter) -> Stored:
         remote = await self._resolved(reference, source, key)
-        limit = self.options.bytes_max
-        if limit is not None and remote.size > limit:
-            raise Refused(f"{reference} has {remote.size:,} bytes, more than the {limit:,} that are allowed: nothing was fetched")
+        self._check_size(reference, remote.size)
         stored = self._usable(reference)
         if (
             stored is not None
@@ -163,16 +163,28 @@ class Puller:
             raise Refused("files of this host are not taken in from here: only an operator at its terminal may name them")
         meter = Meter(str(reference), tell)
         meter.at("verifying")
+        if self.options.bytes_max is not None:
+            self._check_size(reference, await asyncio.to_thread(size_of, reference))
         stored = await to_its_end(asyncio.to_thread(self.library.adopt, reference))
         meter.done = meter.total = stored.size
         meter.at("done")
         return stored
 
-    def _from_library(self, reference: Reference) -> Stored:
+    def _check_size(self, reference: Reference, size: int) -> None:
+        limit = self.options.bytes_max
+        if limit is not None and size > limit:
+            raise Refused(f"{reference} has {size:,} bytes, more than the {limit:,} that are allowed: nothing was fetched")
+
+    def _from_library(self, reference: Reference, key: Key | None) -> Stored:
         stored = self.library.find(reference)
         if stored is None:
             raise NotFound(f"{reference} is not here, and nobody is asked while offline: pull it while there is a network, then try again")
         check_usable(stored)
+        if key is not None and stored.signed_by != key.name:
+            raise Refused(
+                f"{reference} is here, but not known to be signed by {key.name}, and nobody is asked while offline: "
+                "pull it with this key while there is a network"
+            )
         return stored
 
     def _usable(self, reference: Reference) -> Stored | None:
@@ -204,6 +216,15 @@ class Puller:
         finally:
             lock.remove()
             lock.close()
+
+
+def size_of(reference: Reference) -> int:
+    """Bytes of a model on this host.  Raises StoreError."""
+    path = Path(reference.path)
+    try:
+        return sum(source.stat().st_size for _, source in local_files(path))
+    except OSError as exc:
+        raise StoreError(f"{path} cannot be read: {exc.strerror or exc}") from exc
 
 
 def source_of(reference: Reference, options: Options) -> Fetched:

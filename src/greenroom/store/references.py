@@ -23,6 +23,7 @@ MODEL_ID_CHARS_MAX = 80
 
 ALIASES = {"docker": "oci", "huggingface": "hf"}
 FORMS = "oci://HOST/REPO:TAG, hf://ORG/REPO, ollama://NAME, https://HOST/FILE.gguf or a path such as ./model.gguf"
+SIGNED = frozenset({"oci", "ollama"})  # schemes of models that can be signed
 DOCKER_HUB = "docker.io"
 DOCKER_HUB_NAMES = frozenset({"index.docker.io", "registry-1.docker.io", "registry.hub.docker.com"})
 HF_HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})

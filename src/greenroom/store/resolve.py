@@ -10,7 +10,7 @@ from greenroom.config.model import Config, ModelConfig
 
 from .facts import Damaged, NotFound, Reference, Stored, StoreError
 from .library import Library
-from .references import parse
+from .references import SIGNED, parse
 
 PATH_MACRO, FOLDER_MACRO = "${MODEL_PATH}", "${MODEL_DIR}"
 
@@ -61,7 +61,7 @@ def _resolved(
 def fit(model: ModelConfig, reference: Reference, library: Library) -> Stored:
     """What may be served as this model.  Raises NotFound or Damaged where a fetch helps, StoreError where none does."""
     key = model.pull_options.verify_key
-    if key is not None and reference.scheme not in ("oci", "ollama"):
+    if key is not None and reference.scheme not in SIGNED:
         raise StoreError(f"its model {reference} cannot be signed, and verify_key asks for it: only models in registries are")
     stored = library.ready(reference)
     if key is not None:
