@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -19,7 +20,12 @@ import pytest
 from ruamel.yaml import YAML
 
 from greenroom.cli.run_cmd import printable
+from greenroom.store.library import Library
 from greenroom.store.locks import is_held
+from greenroom.store.pull import Options
+from greenroom.store.push import Pusher, loose
+from greenroom.store.references import parse
+from tests.store.servers import docker_registry
 
 PROGRAM = [sys.executable, "-c", "from greenroom.cli import main; main()"]
 S_MAX = 90.0
@@ -127,6 +133,38 @@ def test_references_are_served_under_sensible_names(
         log.close()
     checked = greenroom(tmp_path, "check", str(state / "references.yaml"))
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.engine
+def test_a_reference_is_served_from_a_registry_with_an_authority_of_its_own(
+    tmp_path: Path, tiny_chat: Path, free_port: Callable[[], int]
+) -> None:
+    """What the command is told of it stands in the configuration that is made, for a later fetch."""
+    with docker_registry(tmp_path / "registry", free_port(), tls=True) as registry:
+        place = f"oci://{registry.host}/tiny/chat:v1"
+        asyncio.run(Pusher(Library(tmp_path / "unused"), Options(tls_ca=registry.ca)).push(loose(tiny_chat), parse(place)))
+        port, state = free_port(), tmp_path / "state"
+        words = ["serve", place, "--tls-ca", str(registry.ca), "--allow-host", "cdn.example"]
+        words += ["--listen", f"127.0.0.1:{port}", "--state-dir", str(state)]
+        with (tmp_path / "log").open("wb") as log:
+            process = subprocess.Popen([*PROGRAM, *words], stdout=log, stderr=log, env=environment(tmp_path))
+            try:
+                wait_up(process, port, tmp_path / "log")
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.wait(S_MAX)
+    config = YAML(typ="safe").load((state / "references.yaml").read_text())
+    assert config["pull"] == {"tls_ca": str(registry.ca), "allow_host": ["cdn.example"]}
+    checked = greenroom(tmp_path, "check", str(state / "references.yaml"))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_what_is_said_of_registries_is_about_references(tmp_path: Path) -> None:
+    """A configuration has its own place for it, which is named."""
+    (tmp_path / "greenroom.yaml").write_text("models: {}\n")
+    done = greenroom(tmp_path, "serve", "-c", str(tmp_path / "greenroom.yaml"), "--plain-http", "--tls-verify", "false")
+    assert (done.returncode, "--plain-http, --tls-verify is about REFERENCES" in done.stderr) == (2, True), done.stderr
+    assert "`pull:`" in done.stderr
 
 
 @pytest.mark.engine

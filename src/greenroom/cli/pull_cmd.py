@@ -40,11 +40,20 @@ class Size(click.ParamType[int]):
 
 
 def web_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What pull and push share: how registries are talked to."""
+    """What pull and push share: how registries are talked to, and what is said of it."""
+    command = registry_options(command)
     for option in (
         click.option("--quiet", "-q", is_flag=True, help="Print nothing but the result."),
         click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
         click.option("--store", type=click.Path(path_type=Path), metavar="DIR", help="The folder of the store (GREENROOM_MODELS)."),
+    ):
+        command = option(command)
+    return command
+
+
+def registry_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How registries are talked to; the same words stand under `pull:` in a configuration."""
+    for option in (
         click.option(
             "--allow-host", multiple=True, metavar="HOST[:PORT]", help="A host inside your network that a registry may redirect to."
         ),

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import unicodedata
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,8 +163,14 @@ def environment(store: Path | None) -> dict[str, str]:
     return {ENVIRONMENT: str(store.absolute())} if store is not None else {}
 
 
-def write(path: Path, stored: list[Any], llama_server: str | None, start_port: int | None = None) -> list[str]:
-    """The configuration for these models; returns their names.  Raises NoEngine."""
+def write(
+    path: Path,
+    stored: list[Any],
+    llama_server: str | None,
+    start_port: int | None = None,
+    pull: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """The configuration for these models; returns their names.  `pull`: how they are fetched again.  Raises NoEngine."""
     from greenroom.config.yaml_out import dump
     from greenroom.host.gpus import GpuError, Gpus
     from greenroom.serve.instant import configuration
@@ -179,6 +185,8 @@ def write(path: Path, stored: list[Any], llama_server: str | None, start_port: i
     made = configuration(stored, found, llama_server=llama_server)
     if start_port is not None:
         made["startPort"] = start_port
+    if pull:
+        made["pull"] = dict(pull)
     comments = ["Made by greenroom from references; keep it under another name, change it, and serve it with `greenroom serve -c`."]
     path.write_text(dump(made, comments=comments), encoding="utf-8")
     return list(made["models"])

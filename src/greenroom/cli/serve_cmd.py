@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import click
 
 from greenroom.cli import text
 from greenroom.cli.check import explained
+from greenroom.cli.pull_cmd import registry_options
 
 DEFAULT = "greenroom.yaml"
+REGISTRY: Mapping[str, Any] = {"plain_http": False, "tls_verify": True, "tls_ca": None, "allow_host": ()}  # unless something is said
 MADE = "references.yaml"  # in the state directory: the configuration made from references
 
 
@@ -26,6 +29,7 @@ MADE = "references.yaml"  # in the state directory: the configuration made from 
 @click.option("--store", type=click.Path(path_type=Path), metavar="DIR", help="Where models are kept (GREENROOM_MODELS).")
 @click.option("--llama-server", metavar="PATH", envvar="GREENROOM_LLAMA_SERVER", help="The llama-server to use, for references.")
 @click.option("--offline", is_flag=True, help="Fetch nothing (GREENROOM_OFFLINE=1).")
+@registry_options
 def serve(
     references: tuple[str, ...],
     path: str | None,
@@ -36,6 +40,7 @@ def serve(
     store: Path | None,
     llama_server: str | None,
     offline: bool,
+    **words: Any,
 ) -> None:
     """Serve the models of a configuration file, or the models that REFERENCES name.
 
@@ -46,11 +51,15 @@ def serve(
         raise click.UsageError(
             "give a configuration or references, not both: what references name can stand in the configuration as `model:`"
         )
+    told = {name: value for name, value in words.items() if value != REGISTRY[name]}
+    if told and not references:
+        flags = ", ".join("--" + name.replace("_", "-") for name in told)
+        raise click.UsageError(f"{flags} is about REFERENCES; in a configuration the same words stand under `pull:`")
     if store is not None:
         os.environ["GREENROOM_MODELS"] = str(store.absolute())
     if offline:
         os.environ["GREENROOM_OFFLINE"] = "1"
-    chosen = made(list(references), state_dir, llama_server) if references else path or found()
+    chosen = made(list(references), state_dir, llama_server, told) if references else path or found()
     with explained():
         from greenroom.serve import run
 
@@ -65,22 +74,24 @@ def found() -> str:
     return DEFAULT
 
 
-def made(references: list[str], state_dir: str | None, llama_server: str | None) -> str:
-    """The configuration for models that were named, each of them here."""
+def made(references: list[str], state_dir: str | None, llama_server: str | None, told: Mapping[str, Any]) -> str:
+    """The configuration for models that were named, each of them here.  `told`: of their registries, what is not as usual."""
     from greenroom.cli.pull_cmd import faults
     from greenroom.cli.run_cmd import fetch, write
     from greenroom.engines.gguf import GgufError
     from greenroom.serve.instant import NoEngine, check_engines
     from greenroom.serve.server import Refused, lock_home, prepare_state_dir
 
-    words: dict[str, Any] = {"plain_http": False, "tls_verify": True, "tls_ca": None, "allow_host": ()}
+    pull = {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in told.items()}
+    if "allow_host" in pull:
+        pull["allow_host"] = list(pull["allow_host"])
     try:
         check_engines(llama_server)
         home = prepare_state_dir(state_dir)
         path = home / MADE
         os.close(lock_home(home))  # before anything is fetched; and what another one made for itself is not written over
         with faults():
-            names = write(path, fetch(references, None, False, words), llama_server)
+            names = write(path, fetch(references, None, False, {**REGISTRY, **told}), llama_server, pull=pull)
     except (NoEngine, Refused, GgufError) as fault:
         raise click.ClickException(text.safe(str(fault))) from None
     click.echo(f"{', '.join(map(text.safe, names))}: the configuration is {text.safe(str(path))}", err=True)
