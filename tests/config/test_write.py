@@ -43,6 +43,7 @@ upstream: {ignorePaths: ['\.bin$']}
 scheduling: {quantum_factor: 3}
 limits: {idle_s: 30}
 pull: {plain_http: true, offline: true, max_size: 9GiB}
+ledger: {keep: 90d, max_size: 4GiB}
 tracing: {endpoint: "http://127.0.0.1:4318", sample: 0.5}
 models:
   a:

@@ -494,9 +494,22 @@ def test_what_is_old_or_too_much_is_deleted(tmp_path: Path, opened: Callable[...
     assert len(ledger.find.boots()) == 1
 
 
+def test_how_much_is_kept_can_be_changed_while_it_runs(tmp_path: Path, opened: Callable[..., Ledger]) -> None:
+    ledger = opened(tmp_path / "journal.sqlite", limits=Limits(days=30.0))
+    now = time.time()
+    for age_days in (20, 5, 1):
+        ledger._put(TellRow(now - age_days * 86400, "a", "ready", "info", f"{age_days} days ago"))
+    ledger.flush()
+    ledger._disk.prune(now)
+    assert len(ledger.find.tells().rows) == 3
+    ledger.keep(Limits(days=10.0))
+    ledger._disk.prune(now)
+    assert [row.text for row in ledger.find.tells().rows] == ["1 days ago", "5 days ago"]
+
+
 def test_a_file_that_is_too_large_loses_its_oldest_rows(tmp_path: Path, opened: Callable[..., Ledger]) -> None:
     path = tmp_path / "journal.sqlite"
-    ledger = opened(path, limits=Limits(mib=1))
+    ledger = opened(path, limits=Limits(size_bytes=1 << 20))
     for n in range(6000):
         ledger._put(TellRow(1000.0 + n, "a", "ready", "info", f"{n} " + "x" * 400))
     ledger.flush()

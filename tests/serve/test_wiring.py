@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from greenroom.config.errors import ConfigError
+from greenroom.config.load import load_config_text
 from greenroom.config.model import Config, DeviceConfig, FiltersConfig, GroupConfig, ModelConfig, PullConfig, SizeSpec
 from greenroom.core.facts import Device, Group, Policy
 from greenroom.engines.base import Estimate
 from greenroom.host.gpus import GpuInfo
 from greenroom.host.memory import total_mib
+from greenroom.ledger import store as ledger
 from greenroom.ledger.footprints import Footprints, Key, Learned
 from greenroom.serve.wiring import (
     GPU_HEADROOM_MIB,
@@ -21,6 +23,7 @@ from greenroom.serve.wiring import (
     digest_of,
     find_devices,
     footprint_key,
+    ledger_limits_of,
     make_plan,
     need_of,
     policy_of,
@@ -300,3 +303,10 @@ def test_every_name_leads_to_its_model() -> None:
     model = a_model("a", aliases=("x", "b"), filters=FiltersConfig(set_params_by_id={"a:fast": {}}))
 
     assert dict(a_plan(a_config(model, a_model("b"))).catalog.names) == {"a": "a", "x": "a", "a:fast": "a", "b": "b"}
+
+
+def test_a_ledger_keeps_what_the_configuration_says() -> None:
+    models = "models: {a: {cmd: 'engine --port ${PORT}'}}"
+    assert ledger_limits_of(load_config_text(models, env={})) == ledger.Limits()
+    told = ledger_limits_of(load_config_text(f"ledger: {{keep: 36h, max_size: 64MiB}}\n{models}", env={}))
+    assert (told.days, told.size_bytes) == (1.5, 64 << 20)

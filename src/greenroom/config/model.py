@@ -217,6 +217,14 @@ class TracingConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerConfig:
+    """How much of the past is kept."""
+
+    keep_s: float = 30 * 86400.0
+    size_max_bytes: int = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     path: str
     models: tuple[ModelConfig, ...]
@@ -234,6 +242,7 @@ class Config:
     cors_origins: tuple[str, ...] = ("*",)  # origins allowed to read the inference API
     policy: Mapping[str, float] = field(default_factory=dict)  # scheduling constants by name (core.facts.Policy)
     limits: Mapping[str, int | float] = field(default_factory=dict)  # data-plane limits by name (proxy.limits)
+    ledger: LedgerConfig = field(default_factory=LedgerConfig)
     tracing: TracingConfig | None = None  # None: nothing is sent
     peers: tuple[PeerConfig, ...] = ()
     warnings: tuple[str, ...] = ()  # `file:line: sentence`, shown by check and at start

@@ -22,6 +22,7 @@ from .errors import did_you_mean, kind, looks_secret, quoted
 from .foreign import FILTER_SYNONYMS, PEER_FILTER_SYNONYMS, SYNONYMS
 from .model import SCOPES
 
+LEDGER_S_MIN, LEDGER_BYTES_MIN = 3600.0, 16 << 20
 NAME_CHARS_MAX = 256
 KEYS_MAX = 1000
 KEY_CHARS_MAX = 2048
@@ -105,6 +106,20 @@ def _positive_s(value: object) -> float:
     return seconds
 
 
+def _age_s(value: object) -> float:
+    seconds = units.duration_s(value)
+    if seconds < LEDGER_S_MIN:
+        raise ValueError(f"{quoted(value)} is too short: advice looks back an hour. Write at least 1h, such as 30d.")
+    return seconds
+
+
+def _ledger_bytes(value: object) -> int:
+    size = units.limit_bytes(value)
+    if size < LEDGER_BYTES_MIN:
+        raise ValueError(f"{quoted(value)} is too little for a ledger. Write at least 16MiB, such as 1GiB.")
+    return size
+
+
 def _later(value: object) -> None:
     if value == "auto":
         raise ValueError('"auto" is not supported yet. Write a duration such as 5m, or 0 for never.')
@@ -157,6 +172,8 @@ GlobalTtl: TypeAlias = Annotated[float | Literal["auto"], BeforeValidator(_globa
 Need: TypeAlias = Annotated[int, BeforeValidator(_need_mib), _SIZE]
 Room: TypeAlias = Annotated[int, BeforeValidator(_room_mib), _SIZE]
 SizeMax: TypeAlias = Annotated[int, BeforeValidator(units.limit_bytes), _SIZE]
+Age: TypeAlias = Annotated[float, BeforeValidator(_age_s), _DURATION]
+LedgerSize: TypeAlias = Annotated[int, BeforeValidator(_ledger_bytes), _SIZE]
 Spare: TypeAlias = Annotated[int, BeforeValidator(units.size_mib_up), _any_of({"const": 0}, {"type": "string"})]
 Anything: TypeAlias = Annotated[Any, WithJsonSchema({})]
 
@@ -939,6 +956,13 @@ class TracingSection(_Lean):
     sample: Share = Field(default=1.0, description="Share of the requests that are traced, 0 to 1.")
 
 
+class LedgerSection(_Lean):
+    """How much of the past is kept on disk; what is older, or too much, goes, the oldest first."""
+
+    keep: Age = Field(default=30 * 86400.0, description="How long requests, events and samples are kept.")
+    max_size: LedgerSize = Field(default=1 << 30, description="How large the file may become.")
+
+
 class PeerFiltersSection(FiltersSection):
     """As those of a model; both spellings of each key are taken."""
 
@@ -1017,6 +1041,7 @@ class ConfigFile(Section):
     cors_origins: Texts = Field(default=("*",), description="Origins allowed to read the inference API from a browser.")
     scheduling: Constants = Field(default_factory=dict, description="Constants of the scheduling rules, by name.")
     limits: Limits = Field(default_factory=dict, description="Limits of the data plane, by name.")
+    ledger: LedgerSection = Field(default_factory=LedgerSection)
     tracing: TracingSection | None = Field(default=None, description="Send OpenTelemetry traces; nothing is sent without it.")
     logRequests: NoEffect = None
     metricsMaxInMemory: NoEffect = None

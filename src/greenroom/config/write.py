@@ -18,6 +18,7 @@ from .model import (
     FiltersConfig,
     GroupConfig,
     KeyConfig,
+    LedgerConfig,
     ModelConfig,
     PeerConfig,
     PullConfig,
@@ -92,6 +93,7 @@ def document_of(config: Config) -> dict[str, Any]:
         top["upstream"] = {"ignorePaths": list(config.upstream_ignore_paths)}
     _put(top, "scheduling", {name: "off" if value is None else value for name, value in config.policy.items()}, {})
     _put(top, "limits", dict(config.limits), {})
+    _put(top, "ledger", _ledger(config.ledger), {})
     if config.tracing is not None:
         top["tracing"] = _tracing(config.tracing)
     return top
@@ -126,6 +128,13 @@ def _device(device: DeviceConfig) -> dict[str, Any]:
 
 def _group(group: GroupConfig) -> dict[str, Any]:
     return {"members": list(group.members), "swap": group.swap, "exclusive": group.exclusive, "persistent": group.persistent}
+
+
+def _ledger(ledger: LedgerConfig) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    _put(out, "keep", ledger.keep_s, LedgerConfig().keep_s)
+    _put(out, "max_size", f"{ledger.size_max_bytes}B", f"{LedgerConfig().size_max_bytes}B")
+    return out
 
 
 def _tracing(tracing: TracingConfig) -> dict[str, Any]:

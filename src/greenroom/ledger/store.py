@@ -70,7 +70,7 @@ class Limits:
 
     days: float = 30.0
     rows: int = 2_000_000  # of each kind; of events, pieces; of requests in packs, packs
-    mib: int = 1024
+    size_bytes: int = 1 << 30
     queued: int = 100_000  # taken in and not yet looked at
     unwritten: int = 8_192  # rows of each kind in memory while the disk cannot be written
     unjoined: int = 8_192  # requests of which one half is missing
@@ -358,6 +358,10 @@ class Ledger:
         self._hurry.set()
         self._some.set()
         return done.done.wait(timeout_s)
+
+    def keep(self, limits: Limits) -> None:
+        """From the next pruning on, so much."""
+        self._disk.keep(limits)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Write what is left, for a bounded time.  Nothing is taken in any more."""
@@ -679,6 +683,9 @@ class _Disk:
         self._memory_run = 0
         self._boot: Sequence[Any] = ()  # the latest, for a file that does not have it
 
+    def keep(self, limits: Limits) -> None:
+        self._limits = limits
+
     @property
     def is_durable(self) -> bool:
         return self._memory is None
@@ -903,7 +910,7 @@ class _Disk:
                 (count,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
                 self._delete_oldest(db, table, count - self._limits.rows)
             db.execute("DELETE FROM boots WHERE at < ? AND id < (SELECT max(id) FROM boots)", (now - self._limits.days * 86400,))
-            while self._bytes(db) > self._limits.mib << 20:
+            while self._bytes(db) > self._limits.size_bytes:
                 counts = {table: db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in schema.PRUNED}
                 if not any(counts.values()):
                     break

@@ -53,7 +53,7 @@ from .fetching import Fetching
 from .notify import Notifier
 from .peers import PeersShown
 from .storeroom import Storeroom
-from .wiring import Plan, limits_of, make_plan
+from .wiring import Plan, ledger_limits_of, limits_of, make_plan
 
 log = logging.getLogger("greenroom")
 
@@ -163,7 +163,7 @@ class GreenroomServer:
         supervisor = start_watcher(self.home)
         learned = Footprints(self.home / "ledger.sqlite")
         self.journal = self.home / FILE
-        self.ledger = Ledger(self.journal)
+        self.ledger = Ledger(self.journal, limits=ledger_limits_of(self.config))
         self._traces: Traces | None = None
         try:
             if tracing := self.config.tracing:
@@ -392,6 +392,7 @@ class GreenroomServer:
             for problem in exc.problems:
                 log.error("reload refused, the configuration stays as it was: %s", problem)
             return
+        self.ledger.keep(ledger_limits_of(config))
         if config.tracing != self.config.tracing:
             log.warning("`tracing` has changed; that counts from the next start")
         self._read = config

@@ -17,6 +17,7 @@ from greenroom.engines.base import DeviceRef, Engine, Estimate
 from greenroom.engines.detect import describe, devices_count, identity
 from greenroom.host.gpus import GpuInfo
 from greenroom.host.memory import total_mib
+from greenroom.ledger import store as ledger
 from greenroom.ledger.footprints import Footprints, Key, Learned
 from greenroom.proxy.admission import Catalog, ModelRoute
 from greenroom.proxy.limits import Limits
@@ -310,6 +311,10 @@ def route_of(model: ModelConfig, kind: str) -> ModelRoute:
         metadata=model.metadata,
         keepalive=model.keepalive,
     )
+
+
+def ledger_limits_of(config: Config) -> ledger.Limits:
+    return ledger.Limits(days=config.ledger.keep_s / 86400, size_bytes=config.ledger.size_max_bytes)
 
 
 def limits_of(config: Config) -> Limits:
