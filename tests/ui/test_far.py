@@ -73,7 +73,8 @@ async def test_a_fetch_is_begun_and_stopped_by_one_press(visit: Open, at: str, i
             button = page.get_by_role("button", name=name, exact=True)
             await button.wait_for()
             place = page.locator(f"tr[data-m='{id}']" if at == "models" else ".head").first
-            assert await place.locator("button").all_inner_texts() == [name.removesuffix(f" {id}")]
+            shown = [name.removesuffix(f" {id}")]
+            assert await place.locator("button").all_inner_texts() == (shown if at == "models" else ["Pin", *shown])
             if answer is None:
                 await button.dblclick()
             else:
@@ -83,6 +84,18 @@ async def test_a_fetch_is_begun_and_stopped_by_one_press(visit: Open, at: str, i
                 assert not stand.asked("POST")
                 await dialog.get_by_role("button", name=answer, exact=True).dblclick()
             await once(stand, f"/api/models/{target}")
+
+
+async def test_a_model_that_is_not_here_can_be_pinned(visit: Open) -> None:
+    """Then it is fetched and comes in by itself; while it is on its way, that can be taken back."""
+    async with Stand(scenes.far) as stand, visit(stand.url, "model/phi-4") as page:
+        await page.get_by_role("button", name="Pin phi-4", exact=True).click()
+        await once(stand, "/api/models/phi-4/pin")
+        stand.entry("phi-4")["pinned"] = True
+        await page.get_by_text("live", exact=True).wait_for()
+        stand.tell("phi-4", "pinned", "pinned by an operator")
+        await page.get_by_role("button", name="Unpin phi-4", exact=True).click()
+        await once(stand, "/api/models/phi-4/unpin")
 
 
 async def test_a_models_page_shows_its_fetch_until_it_is_here(visit: Open) -> None:

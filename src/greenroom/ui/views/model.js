@@ -60,7 +60,8 @@ function unknown(picture, id) {
 }
 
 function top(m) {
-  if (m.absent) return h('div', {class: 'head'}, h('h1', {}, h('bdi', {}, m.id)), stateOf(m), h('div', {class: 'acts'}, m.fetch ? button(m, 'stop', 'risk') : button(m, 'fetch', 'go')));
+  if (m.absent) return h('div', {class: 'head'}, h('h1', {}, h('bdi', {}, m.id)), stateOf(m), h('div', {class: 'acts'},
+    button(m, m.pinned ? 'unpin' : 'pin', ''), m.fetch ? button(m, 'stop', 'risk') : button(m, 'fetch', 'go')));
   const verb = m.state === 'stopped' || m.state === 'failed' ? ['load', 'go'] : m.state === 'asleep' ? ['wake', 'go'] : m.state === 'ready' && m.levels.length ? ['sleep', ''] : null;
   return h('div', {class: 'head'}, h('h1', {}, h('bdi', {}, m.id)), stateOf(m), m.note ? h('span', {class: 'mut'}, m.note) : null,
     h('div', {class: 'acts'}, button(m, m.pinned ? 'unpin' : 'pin', ''), verb ? button(m, ...verb) : null,
