@@ -194,7 +194,7 @@ class Watch:
                 self.wishes[event.request] = event
                 if event.operation in (Operation.UNLOAD, Operation.SLEEP, Operation.UNPIN):
                     self.may_leave[event.model] = event.operation
-                    if event.operation is Operation.SLEEP:
+                    if event.operation is Operation.SLEEP and not self._is_refused_sleep(event.model):
                         self._may_sleep_again(event.model)
                     if event.force:
                         self.forced.add(event.model)
@@ -267,6 +267,10 @@ class Watch:
             and sum(self.now - at <= policy.sleep_faults_window_s for at in faults) >= policy.sleep_faults_max
         ):
             self.due_off[model] = f"{len(faults)} sleeps or wakes ended its engine"
+
+    def _is_refused_sleep(self, model: str) -> bool:
+        """Who sleeps already, or is pinned, is not put to sleep by an operator: that is no insisting."""
+        return model in self.pinned or (model in self.kept and self.kept[model].state is State.ASLEEP)
 
     def _may_sleep_again(self, model: str) -> None:
         """An operator insists, or its definition is a new one."""
