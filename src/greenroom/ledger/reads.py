@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import starmap
 from operator import attrgetter
@@ -49,6 +50,7 @@ SERVED: Final = (
 PACKS_OF_ALL: Final = "SELECT model, at, columns FROM packs INDEXED BY packs_at WHERE at >= ? AND at < ? AND since < ? ORDER BY at DESC"
 OF_NUMBER: Final = "SELECT model, columns FROM packs INDEXED BY packs_number WHERE run = ? AND high >= ? AND low <= ? ORDER BY high"
 COUNT: Final = "SELECT count(*) FROM requests INDEXED BY requests_model WHERE model = ? AND outcome = ? AND at >= ? AND at < ?"
+DAMAGED: Final = (ValueError, zlib.error)  # raised for a value whose bytes are not as they were written
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0)
 
 
@@ -300,16 +302,22 @@ class Reads:
             )
             for piece, offset_s, lines in pieces:
                 last = piece
-                for event in schema.events_in(lines, offset_s):
-                    if low <= event.at < high:
-                        yield event
+                try:
+                    found = [event for event in schema.events_in(lines, offset_s) if low <= event.at < high]
+                except DAMAGED as exc:
+                    raise _damaged(exc) from exc
+                yield from found
             if len(pieces) < PIECES_AT_ONCE:
                 return
 
     def boots(self, *, starts: bool = False) -> tuple[BootRow, ...]:
         """Oldest first.  `starts`: only those of server starts, each of which begins a run; its number is the run's."""
         where = "WHERE id = run " if starts else ""
-        return tuple(schema.boot_from(row) for row in self._all(f"SELECT id, at, clock, version, setup FROM boots {where}ORDER BY id"))
+        found = []
+        for row in self._all(f"SELECT id, at, clock, version, setup FROM boots {where}ORDER BY id"):
+            with suppress(*DAMAGED):  # one whose bytes are damaged says nothing, and the others are worth no less
+                found.append(schema.boot_from(row))
+        return tuple(found)
 
     # ------------------------------------------------------------------ sums
 
@@ -391,6 +399,10 @@ class Reads:
                 idle_at = end
         return tuple(found)
 
+    def is_ledger(self) -> bool:
+        """Whether the file is one at all."""
+        return len(self._all("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name IN ('requests', 'boots')")) == 2
+
     def models(self) -> tuple[str, ...]:
         """Every model that a request asked for."""
         with self._db() as db:
@@ -432,6 +444,8 @@ class Reads:
             if is_damaged(exc):
                 self._doubt()
             raise Unreadable(f"the ledger cannot be read: {exc}") from exc
+        except DAMAGED as exc:
+            raise _damaged(exc) from exc
 
     def _all(self, sql: str, *values: Any) -> list[Any]:
         with self._db() as db:
@@ -488,4 +502,11 @@ def _where(where: Sequence[tuple[str, Any]]) -> tuple[str, list[Any]]:
 def _page(found: Sequence[Any], make: Callable[[Sequence[Any]], T], limit: int) -> Page[T]:
     kept = found[:limit]
     more = f"{kept[-1][1]!r}~{kept[-1][0]}" if kept and len(found) > limit else ""
-    return Page(tuple(map(make, kept)), tuple(row[0] for row in kept), more)
+    try:
+        return Page(tuple(map(make, kept)), tuple(row[0] for row in kept), more)
+    except DAMAGED as exc:
+        raise _damaged(exc) from exc
+
+
+def _damaged(fault: Exception) -> Unreadable:
+    return Unreadable(f"a part of the ledger is damaged ({fault}): move the file aside, and the next start of the server begins a new one")

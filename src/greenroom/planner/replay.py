@@ -160,7 +160,7 @@ def _learned(model: Model, transitions: Iterable[TransitionRow]) -> Model:
             continue
         took[row.kind, row.level if row.kind in ("sleep", "wake") else 0].append(row.took_s)
         held = [row.mib.get(device, 0) for device in row.devices]
-        if row.kind == "start" and need_mib is not None and any(held):
+        if row.kind == "start" and need_mib is not None and any(held) and model.need_source != "measured":
             need_mib = max(held)
         elif row.kind == "sleep" and held:
             residues[row.level] = max(held)

@@ -324,10 +324,11 @@ def follows(requests: Iterable[RequestRow]) -> list[Follows]:
 
 
 def needs_of(setup: Setup, transitions: Iterable[TransitionRow]) -> dict[str, int]:
-    """MiB per device that each model was booked with at its last start, or would be; models of unknown size are left out."""
+    """MiB per device of each model, as measured, else as booked at its last start, or as it would be; unknown sizes are left out."""
     needs = {model.id: model.need_mib for model in setup.models if model.need_mib is not None}
+    measured = {model.id for model in setup.models if model.need_source == "measured"}
     for row in transitions:
-        if row.kind == "start" and row.ok and row.model in needs:
+        if row.kind == "start" and row.ok and row.model in needs and row.model not in measured:
             held = [row.mib.get(device, 0) for device in row.devices]
             needs[row.model] = max([*held, 0]) or needs[row.model]
     return needs
