@@ -531,7 +531,7 @@ SAME = {
     "offline": (["--offline"], None),
     "url": (["--url"], "URL"),
 }
-SILENT = frozenset({"serve", "demo", "rm", "config", "generate"})  # they tell what they do, not what is
+SILENT = frozenset({"serve", "demo", "run", "config", "generate"})  # they tell what they do, not what is
 
 
 @pytest.mark.parametrize("path", EVERY, ids=" ".join)

@@ -30,6 +30,14 @@ def test_who_waits_for_files_is_counted_by_ps() -> None:
     assert next_of_absent(absent(FETCH)) == "fetching, 34%, about 12 s, 2 waiting"
     assert next_of_absent(absent({**FETCH, "waiting": 0})) == "fetching, 34%, about 12 s"
     assert next_of_absent(absent(None)) == "its files are fetched on request"
+    assert next_of_absent({**absent(FETCH), "pinned": True}).startswith("pinned, fetching, 34%")
+
+
+def test_a_fetch_that_failed_is_seen_in_ps() -> None:
+    """Not only by who asks why: a pinned one tries again and again."""
+    failed = {**absent(None), "fetch_error": "401: log in first\x1b[2J"}
+    assert next_of_absent(failed) == "could not be fetched: 401: log in first\\x1b[2J"
+    assert next_of_absent({**failed, **absent(FETCH)}).startswith("fetching")
 
 
 def test_an_unload_tells_that_it_stopped_a_fetch() -> None:

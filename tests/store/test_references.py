@@ -198,6 +198,11 @@ class TestModelId:
         ]
         assert list(model_ids(references).values()) == ["m-q4_k_m", "m-q8_0", "m-v1", "m-v1-2", "n"]
 
+    def test_names_that_tags_do_not_tell_apart_say_where_they_are(self):
+        """In whatever order they are given."""
+        chat, rerank = parse("oci://h/chat/tiny:1"), parse("oci://h/rr/tiny:1")
+        assert model_ids([chat, rerank]) == model_ids([rerank, chat]) == {chat: "chat-tiny", rerank: "rr-tiny"}
+
 
 class TestFileName:
     def test_the_last_part_decoded(self):

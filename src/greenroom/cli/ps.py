@@ -136,13 +136,19 @@ def next_of_absent(model: dict[str, Any]) -> str:
         return backing_off(model)
     if model.get("absent"):
         fetch = model.get("fetch")
-        return fetched(fetch) + (f", {fetch['waiting']} waiting" if fetch is not None and fetch["waiting"] else "")
+        said = not_fetched(model) if fetch is None and model.get("fetch_error") else fetched(fetch)
+        waiting = f", {fetch['waiting']} waiting" if fetch is not None and fetch["waiting"] else ""
+        return f"{'pinned, ' if model.get('pinned') else ''}{said}{waiting}"
     if model.get("blocked"):
         return blocked(model)
     if model["queued"]:
         return "waits for room" + ("" if model.get("eta_s") is None else f", {text.about(model['eta_s'])}")
     up_s = model.get("up_s")
     return f"on request, about {text.brief(max(1.0, up_s))}" if up_s else ""
+
+
+def not_fetched(model: dict[str, Any]) -> str:
+    return f"could not be fetched: {text.cut(text.safe(model['fetch_error']), ERROR_CELLS_MAX)}"
 
 
 def fetched(fetch: dict[str, Any] | None) -> str:

@@ -39,12 +39,38 @@ class Size(click.ParamType[int]):
             self.fail(text.safe(str(fault)), param, ctx)
 
 
+class Host(click.ParamType[str]):
+    name = "HOST[:PORT]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from greenroom.config.units import host_of
+
+        try:
+            return host_of(value)
+        except ValueError as fault:
+            self.fail(text.safe(str(fault)), param, ctx)
+
+
+class Platform(click.ParamType[str]):
+    name = "OS/ARCH"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from greenroom.config.units import platform_of
+
+        try:
+            return platform_of(value)
+        except ValueError as fault:
+            self.fail(text.safe(str(fault)), param, ctx)
+
+
 def web_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """What pull and push share: how registries are talked to, and what is said of it."""
-    command = registry_options(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(store_options(registry_options(command)))
+
+
+def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--quiet", "-q", is_flag=True, help="Print nothing but the result."),
-        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
         click.option("--store", type=click.Path(path_type=Path), metavar="DIR", help="The folder of the store (GREENROOM_MODELS)."),
     ):
         command = option(command)
@@ -55,7 +81,11 @@ def registry_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How registries are talked to; the same words stand under `pull:` in a configuration."""
     for option in (
         click.option(
-            "--allow-host", multiple=True, metavar="HOST[:PORT]", help="A host inside your network that a registry may redirect to."
+            "--allow-host",
+            multiple=True,
+            type=Host(),
+            metavar="HOST[:PORT]",
+            help="A host inside your network that a registry may redirect to.",
         ),
         click.option("--tls-verify", type=bool, default=True, metavar="BOOL", help="false: believe any certificate of the registry."),
         click.option(
@@ -73,7 +103,7 @@ def registry_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @click.argument("reference")
 @web_options
-@click.option("--platform", default="linux/amd64", show_default=True, metavar="OS/ARCH", help="Which manifest of a list.")
+@click.option("--platform", type=Platform(), default="linux/amd64", show_default=True, metavar="OS/ARCH", help="Which manifest of a list.")
 @click.option(
     "--verify-key", type=click.Path(path_type=Path), metavar="FILE", help="Refuse a model that this key (cosign.pub) has not signed."
 )

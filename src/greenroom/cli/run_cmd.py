@@ -20,7 +20,7 @@ import click
 from greenroom.cli import text
 from greenroom.cli.child import HOST, CannotRun, serving
 from greenroom.cli.folder import own_folder
-from greenroom.cli.pull_cmd import Shown, faults, options_of, parsed, run, web_options
+from greenroom.cli.pull_cmd import Shown, faults, options_of, parsed, registry_options, run, store_options
 from greenroom.host.ports import PortError, free_port
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ Ctrl-C           stop an answer"""
 @click.option("--llama-server", "llama_server", metavar="PATH", envvar="GREENROOM_LLAMA_SERVER", help="The llama-server to use.")
 @click.option("--timings", is_flag=True, help="Tell how fast each answer came.")
 @click.option("--offline", is_flag=True, help="Ask nobody; the model has to be here (GREENROOM_OFFLINE=1).")
-@web_options
+@store_options
+@registry_options
 def run_model(
     reference: str,
     prompt: tuple[str, ...],
@@ -59,7 +60,6 @@ def run_model(
     timings: bool,
     store: Path | None,
     quiet: bool,
-    as_json: bool,
     **words: Any,
 ) -> None:
     """Chat with the model REFERENCE, which is fetched first when it is not here.
@@ -70,8 +70,6 @@ def run_model(
 
     from greenroom.serve.instant import NoEngine, check_engines
 
-    if as_json:
-        raise click.UsageError("--json is for pull; an answer of `run` is text. For JSON ask `greenroom serve`")
     question = readable(" ".join(prompt)) or ("" if sys.stdin.isatty() else piped())
     if not question and not sys.stdin.isatty():
         raise click.UsageError("there is nothing to ask: give a prompt, text on standard input, or a terminal")

@@ -420,7 +420,7 @@ def home_part(models: Sequence[Json], width: int, ascii: bool) -> Part:
     lines: list[tuple[int, str]] = []
     for model in sorted(models, key=lambda one: -one["queued"]):
         name = text.cut(text.safe(model["id"]), name_cells(width))
-        up = f" {approx(max(1.0, model['up_s']), ascii)}" if model.get("up_s") else " (not here yet)" if model.get("absent") else ""
+        up = " (not here yet)" if model.get("absent") else f" {approx(max(1.0, model['up_s']), ascii)}" if model.get("up_s") else ""
         word = f"{name}{up}" + (f" ({model['queued']} waiting)" if model["queued"] else "")
         count, line = lines[-1] if lines else (0, "")
         if count and text.cells(line) + text.cells(word) + 4 <= width:

@@ -29,7 +29,8 @@ def ttl(models: tuple[str, ...], since: float, state_dir: str | None, ledger: st
     if held := [name for name in models if name in pinned]:
         raise client.Fault(f"{text.safe(held[0])} is pinned: it is never stopped, whatever its ttl")
     if missing := [name for name in models if name not in known]:
-        raise client.Fault(f"{text.safe(missing[0])} was not asked for in that time; known are {text.shortened(sorted(known))}")
+        others = f"known are {text.shortened(sorted(known))}" if known else "nor was any other; look further back (--since 7d)"
+        raise client.Fault(f"{text.safe(missing[0])} was not asked for in that time; {others}")
     said = [one for one in said if not models or one["model"] in models]
     if as_json:
         client.print_json({"seen": {"from": seen.within[0], "to": seen.within[1]}, "ttl": said})

@@ -429,18 +429,11 @@ def _file_of(what: str) -> BeforeValidator:
 
 
 def _hosts(value: object) -> tuple[str, ...]:
-    hosts = (value,) if isinstance(value, str) else _texts(value)
-    for host in hosts:
-        if not re.fullmatch(r"[^\s/@]+", host):
-            raise ValueError(f"{quoted(host)} is not a host. Write HOST or HOST:PORT, such as blobs.lan:9000.")
-    return hosts
+    return tuple(map(units.host_of, (value,) if isinstance(value, str) else _texts(value)))
 
 
 def _platform(value: object) -> str:
-    platform = _text(value)
-    if not re.fullmatch(r"[a-z0-9]+/[a-z0-9_]+", platform):
-        raise ValueError(f"{quoted(platform)} is not a platform. Write OS/ARCH, such as linux/amd64.")
-    return platform
+    return units.platform_of(_text(value))
 
 
 def _weight(value: object) -> float:

@@ -58,6 +58,11 @@ def _text_s(value: str) -> float:
     return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
 
 
+_HOST = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?")
+_PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9_]+")
+PORT_MAX = 65535
+
+
 def size_bytes(value: object) -> int:
     """Bytes from "80GiB", "1500 MiB" or "24GB" (decimal); UnitError for numbers without a unit, shares, anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
@@ -114,3 +119,17 @@ def size_mib_down(value: object) -> int:
 def size_mib_up(value: object) -> int:
     """MiB rounded up: for needs."""
     return -(-size_bytes(value) >> 20)
+
+
+def host_of(text: str) -> str:
+    """HOST or HOST:PORT as it is; UnitError for anything else, also for an address with a scheme or a path."""
+    match = _HOST.fullmatch(text)
+    if match is None or (match[2] is not None and not 0 < int(match[2]) <= PORT_MAX):
+        raise UnitError(f"{quoted(text)} is not a host. Write HOST or HOST:PORT, such as blobs.lan:9000.")
+    return text
+
+
+def platform_of(text: str) -> str:
+    if _PLATFORM.fullmatch(text) is None:
+        raise UnitError(f"{quoted(text)} is not a platform. Write OS/ARCH, such as linux/amd64.")
+    return text

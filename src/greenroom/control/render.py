@@ -11,7 +11,18 @@ from greenroom.core.thrash import Circle, turns_words
 from greenroom.core.views import DeviceView, InstanceView, ModelView, QueueView, View
 
 # Static facts of a model worth showing in every status; the rest is in GET /api/models/{id} only.
-STATIC_IN_STATUS = ("name", "description", "ttl_s", "ttl_auto", "ttl_auto_s", "sleep_after_s", "reference", "absent", "fetch")
+STATIC_IN_STATUS = (
+    "name",
+    "description",
+    "ttl_s",
+    "ttl_auto",
+    "ttl_auto_s",
+    "sleep_after_s",
+    "reference",
+    "absent",
+    "fetch",
+    "fetch_error",
+)
 
 # llama-swap knows five states; its clients look for `ready` and treat unknown words as an error.
 RUNNING_STATES: Mapping[State, str] = {
@@ -125,7 +136,7 @@ def model(view: ModelView, facade: Facade, rates: Mapping[str, dict[str, Any]]) 
         "instances": [instance(one, facade) for one in view.instances],
         "queued": view.queued,
         "oldest_s": seconds(view.oldest_s),
-        "eta_s": seconds(view.eta_s),
+        "eta_s": None if static.get("absent") else seconds(view.eta_s),  # how long its files take to come nobody knows
         "starts": view.starts,
         "sleeps": view.sleeps,
         "wakes": view.wakes,

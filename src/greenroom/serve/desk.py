@@ -205,6 +205,7 @@ class Desk(Lookout):
             "reference": config.reference,
             "absent": self.fetching is not None and model in self.fetching.absent,
             "fetch": self._fetch_of(model),
+            "fetch_error": self.fetching.failed[model][1] if self.fetching is not None and model in self.fetching.failed else "",
             "requests": self._accounts.of(model),
         }
 
@@ -269,7 +270,9 @@ class Desk(Lookout):
                 who = f"; {count} {'request waits' if count == 1 else 'requests wait'} for it" if count else ""
                 return f"Stopped, and {fetch.text()}{who}.", ()
             if model in self.fetching.failed:
-                again = "that is tried again" if self.fetching.comes_back(model) else "the next request tries again"
+                retry_s = self.fetching.retry_s(model)
+                then = f"the next request{f' in {retry_s:.0f} s or later' if retry_s >= 1 else ''} tries again"
+                again = "that is tried again" if self.fetching.comes_back(model) else then
                 return f"Stopped: its files could not be fetched ({self.fetching.failed[model][1]}); {again}.", ()
         return super().present(model)
 

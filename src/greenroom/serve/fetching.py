@@ -157,7 +157,7 @@ class Fetching:
         fetch = self.running.get(model)
         if self._closed:
             return Refuse(waiting.request, 503, "shutting_down", "greenroom is shutting down")
-        if fetch is None and (left_s := self._retry_s(model)) > 0:
+        if fetch is None and (left_s := self.retry_s(model)) > 0:
             said = f"{model} could not be fetched: {self.failed[model][1]}"
             return Refuse(waiting.request, 503, "fetch_failed", said, math.ceil(left_s))
         if fetch is not None and len(fetch.waiting) >= queue_limit:
@@ -211,7 +211,7 @@ class Fetching:
             said = "fetch stopped: it is not to be loaded without being asked for any more; what has come is kept"
             self._tell(Tell(self._clock(), fetch.model, "fetch_stopped", said))
         for model in models & self.absent.keys() - self._held:
-            if self._retry_s(model) <= 0:
+            if self.retry_s(model) <= 0:
                 self.start(model, asked=False)
             else:
                 self._try_again(model)
@@ -231,7 +231,7 @@ class Fetching:
         if self.comes_back(model) and model in self.absent:
             self.start(model, asked=False)
 
-    def _retry_s(self, model: str) -> float:
+    def retry_s(self, model: str) -> float:
         """Until it may be tried again."""
         return self.failed[model][0] + RETRY_S - self._clock() if model in self.failed else 0.0
 

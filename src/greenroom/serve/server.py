@@ -360,7 +360,9 @@ class GreenroomServer:
         host, port = listener.addresses[0]
         shown = f"[{host}]" if ":" in host else host
         devices = ", ".join(f"{device.id} {device.capacity_mib - device.headroom_mib} MiB" for device in plan.setup.devices)
-        log.info("greenroom %s serves %d models on http://%s:%d (%s)", __version__, len(plan.setup.models), shown, port, devices)
+        count = len(plan.setup.models)
+        models = "1 model" if count == 1 else f"{count} models"
+        log.info("greenroom %s serves %s on http://%s:%d (%s)", __version__, models, shown, port, devices)
         for warning in plan.config.warnings:
             log.warning("%s", warning)
         for model, lacking in plan.missing.items():

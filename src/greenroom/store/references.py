@@ -122,19 +122,33 @@ def model_id(reference: Reference) -> str:
 
 
 def model_ids(references: Iterable[Reference]) -> dict[Reference, str]:
-    """One name each, all different; those that would share one get their quantisation or tag, then a number."""
-    names: dict[Reference, str] = {}
+    """One name each, all different; those that would share one get their quantisation or tag, or the folder they are in, or a number."""
     references = list(dict.fromkeys(references))
-    first = [model_id(reference) for reference in references]
-    for reference, name in zip(references, first, strict=True):
-        if first.count(name) > 1:
-            more = re.sub(r"[^a-z0-9._-]+", "-", _distinction(reference).lower()).strip("-._")
-            name = f"{name}-{more}" if more else name
-        number, free = 2, name
+    by_name: dict[str, list[Reference]] = {}
+    for reference in references:
+        by_name.setdefault(model_id(reference), []).append(reference)
+    wanted: dict[Reference, str] = {}
+    for name, alike in by_name.items():
+        marked = [_joined(name, _distinction(one)) for one in alike]
+        placed = [_joined(_folder(one), name) for one in alike]
+        best = next((names for names in (marked, placed) if len(set(names)) == len(alike)), marked) if len(alike) > 1 else [name]
+        wanted |= zip(alike, best, strict=True)
+    names: dict[Reference, str] = {}
+    for reference in references:
+        name = free = wanted[reference]
+        number = 2
         while free in names.values():
             free, number = f"{name}-{number}", number + 1
         names[reference] = free
     return names
+
+
+def _joined(*parts: str) -> str:
+    return "-".join(filter(None, (re.sub(r"[^a-z0-9._-]+", "-", part.lower()).strip("-._") for part in parts)))
+
+
+def _folder(reference: Reference) -> str:
+    return reference.path.strip("/").rpartition("/")[0].rpartition("/")[2]
 
 
 def file_name(reference: Reference) -> str:

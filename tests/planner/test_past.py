@@ -1,0 +1,80 @@
+"""What is no ledger, or a damaged one, is told in a sentence; what is whole in it is read."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from greenroom.core.facts import Admit, Device, Model, Outcome, RequestArrived, RequestFinished, Setup
+from greenroom.ledger.store import Ledger
+from greenroom.planner.faults import CannotReplay
+from greenroom.planner.past import Past
+from greenroom.proxy.record import Record
+
+SETUP = Setup((Device("gpu0", "gpu", 1000),), (Model("a", ("gpu0",), 300),))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    """A ledger with two sets of settings and a request."""
+    ledger = Ledger(tmp_path / "journal.sqlite", clock=lambda: 50.0, wall=lambda: 1000.0)
+    ledger.boot(SETUP, "first")
+    ledger.boot(SETUP, "second")
+    ledger.saw(RequestArrived(50.0, 1, "a"), [Admit(1, "a", 1, "cold")])
+    ledger.saw(RequestFinished(50.5, 1, Outcome.OK), [])
+    ledger.ended(Record("a", "chat", "POST", "/v1/chat/completions", "k", 200, "ok", "cold", 9, 9, 0, 0.1, 0.5, request=1))
+    assert ledger.flush(30.0)
+    ledger.close()
+    yield tmp_path / "journal.sqlite"
+
+
+def damage(path: Path, sql: str, *values: object) -> None:
+    with sqlite3.connect(path) as db:
+        assert db.execute(sql, values).rowcount
+    db.close()
+
+
+def test_a_whole_one_is_read(path: Path) -> None:
+    assert [row.request for row in Past.at(path).stretch(100.0, 1010.0).requests] == [1]
+
+
+def test_rows_that_lie_in_the_future_are_found(path: Path) -> None:
+    """A clock that was set back: the last stretch before the newest row is looked at."""
+    seen = Past.at(path).stretch(100.0, 500.0)
+    assert ([row.request for row in seen.requests], seen.within[0] > 900) == ([1], True)
+
+
+def test_settings_whose_bytes_are_damaged_cost_only_themselves(path: Path) -> None:
+    damage(path, "UPDATE boots SET setup = ? WHERE id = 2", b"\x78\x9crubbish")
+    assert Past.at(path).stretch(100.0, 1010.0).setup.models[0].id == "a"
+    damage(path, "UPDATE boots SET setup = ? WHERE id = 1", b"\x00")
+    with pytest.raises(CannotReplay, match="knows no settings"):
+        Past.at(path).stretch(100.0, 1010.0)
+
+
+@pytest.mark.parametrize(
+    ("sql", "value"), [("UPDATE journal SET lines = ?", b"\x78\x9crubbish"), ("UPDATE journal SET lines = ?", b"\xc1")]
+)
+def test_a_damaged_journal_is_told(path: Path, sql: str, value: bytes) -> None:
+    damage(path, sql, value)
+    with pytest.raises(CannotReplay, match="is damaged"):
+        for _, events in Past.at(path).runs():
+            list(events)
+
+
+def test_what_is_no_ledger_is_told_with_the_name_of_the_one_that_is(tmp_path: Path) -> None:
+    """The state directory holds another database, too."""
+    other = tmp_path / "ledger.sqlite"
+    with sqlite3.connect(other) as db:
+        db.execute("CREATE TABLE models (a)")
+    db.close()
+    for wrong, words in (
+        (other, "is no ledger: .* as journal.sqlite"),
+        (tmp_path, "is a folder: name the journal.sqlite"),
+        (tmp_path / "x", "no ledger at"),
+    ):
+        with pytest.raises(CannotReplay, match=words):
+            Past.at(wrong)
