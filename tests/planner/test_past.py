@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ SETUP = Setup((Device("gpu0", "gpu", 1000),), (Model("a", ("gpu0",), 300),))
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
+def path(tmp_path: Path) -> Path:
     """A ledger with two sets of settings and a request."""
     ledger = Ledger(tmp_path / "journal.sqlite", clock=lambda: 50.0, wall=lambda: 1000.0)
     ledger.boot(SETUP, "first")
@@ -28,7 +27,7 @@ def path(tmp_path: Path) -> Iterator[Path]:
     ledger.ended(Record("a", "chat", "POST", "/v1/chat/completions", "k", 200, "ok", "cold", 9, 9, 0, 0.1, 0.5, request=1))
     assert ledger.flush(30.0)
     ledger.close()
-    yield tmp_path / "journal.sqlite"
+    return tmp_path / "journal.sqlite"
 
 
 def damage(path: Path, sql: str, *values: object) -> None:
@@ -55,14 +54,12 @@ def test_settings_whose_bytes_are_damaged_cost_only_themselves(path: Path) -> No
         Past.at(path).stretch(100.0, 1010.0)
 
 
-@pytest.mark.parametrize(
-    ("sql", "value"), [("UPDATE journal SET lines = ?", b"\x78\x9crubbish"), ("UPDATE journal SET lines = ?", b"\xc1")]
-)
-def test_a_damaged_journal_is_told(path: Path, sql: str, value: bytes) -> None:
-    damage(path, sql, value)
+@pytest.mark.parametrize("lines", [b"\x78\x9crubbish", b"\xc1"])
+def test_a_damaged_journal_is_told(path: Path, lines: bytes) -> None:
+    damage(path, "UPDATE journal SET lines = ?", lines)
+    ((_, events),) = Past.at(path).runs()
     with pytest.raises(CannotReplay, match="is damaged"):
-        for _, events in Past.at(path).runs():
-            list(events)
+        list(events)
 
 
 def test_what_is_no_ledger_is_told_with_the_name_of_the_one_that_is(tmp_path: Path) -> None:
