@@ -43,7 +43,7 @@ def test_the_words_are_those_of_the_command() -> None:
 def test_what_is_said_for_all_models_holds_for_those_that_come_from_somewhere(tmp_path: Path) -> None:
     """Every key, read as the command reads it."""
     file = tmp_path / "some.pem"
-    file.write_text("x")
+    file.write_text("-----BEGIN CERTIFICATE-----\n-----BEGIN PUBLIC KEY-----\n")
     top = f"pull: {{plain_http: yes, tls_ca: {file}, tls_verify: false, allow_host: [h.lan, 'i.lan:1'], platform: linux/arm64,"
     a, plain = load(f"{top} verify_key: {file}, max_size: 20GB, offline: true}}")
     assert a.pull_options == PullConfig(True, str(file), False, ("h.lan", "i.lan:1"), "linux/arm64", str(file), 20 * 10**9, True)
@@ -69,8 +69,13 @@ def test_what_a_model_says_of_itself_wins_key_by_key(own: str, when: str, option
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        ("tls_ca: /no/such.pem", 'tls_ca: "/no/such.pem" cannot be read. Name a file of certificates (PEM).'),
-        ("verify_key: /no/such.pub", 'verify_key: "/no/such.pub" cannot be read. Name a file of one public key (PEM).'),
+        ("tls_ca: /no/such.pem", 'tls_ca: "/no/such.pem" cannot be read (No such file or directory). Name a file of'),
+        (
+            "verify_key: /no/such.pub",
+            'verify_key: "/no/such.pub" cannot be read (No such file or directory). Name a file of',
+        ),
+        ("tls_ca: /dev/null", 'tls_ca: "/dev/null" holds none. Name a file of certificates (PEM).'),
+        ("verify_key: /dev/null", 'verify_key: "/dev/null" holds none. Name a file of one public key (PEM).'),
         ("verify_key: ''", "verify_key: is no path. Write that of a file of one public key (PEM), such as cosign.pub."),
         ("max_size: 20G", 'max_size: "20G" has no full unit. Write 20GiB (or 20GB for the decimal one).'),
         ("max_size: -5GiB", 'max_size: "-5GiB" is negative, and a size cannot be. Write 80GiB or 1500MiB.'),
@@ -83,7 +88,7 @@ def test_what_a_model_says_of_itself_wins_key_by_key(own: str, when: str, option
 def test_a_mistake_is_told_at_its_place(place: str, said: str, sentence: str) -> None:
     """Never passed over, at neither place."""
     told = problem(f"pull: {{{said}}}") if place == "pull" else problem(own=f"pull: {{{said}}}")
-    assert told.endswith(f"{place}.{sentence}")
+    assert f"{place}.{sentence}" in told
 
 
 def test_when_is_said_of_one_model() -> None:

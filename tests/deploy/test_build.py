@@ -378,7 +378,7 @@ def test_a_file_by_reference_is_mounted_for_greenroom() -> None:
 
 def test_what_greenroom_reads_for_its_fetches_is_there_too(tmp_path: Path) -> None:
     """Certificates and keys: mounted in a container, where they lie on a bare host; of no use to engines alone."""
-    (file := tmp_path / "ca.pem").write_text("x")
+    (file := tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
     entry = {"model": "hf://o/r:Q4_K_M", "cmd": "llama-server -m ${MODEL_PATH} --port ${PORT}"}
     peer = {"proxy": "https://h", "models": ["far"], "tls_ca": os.path.relpath(file)}
     text = dump({"models": {"m": entry}, "peers": {"p": peer}, "pull": {"tls_ca": os.path.relpath(file), "offline": True}})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -14,6 +13,7 @@ from .model import is_pattern
 from .schema import CallSection, ConfigFile, GroupSection, KeySection, ModelSection, PullSection, SleepSection, key_name, name_error
 
 PORT = "${PORT}"
+PEM_BYTES_MAX = 4 << 20  # of a file of certificates
 STORED = ("${MODEL_PATH}", "${MODEL_DIR}")
 DEVICE_IDS_KNOWN = re.compile(r"gpu\d{1,3}|ram|(?:GPU|MIG)-[0-9A-Za-z/-]+")
 _DEVICE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -148,10 +148,21 @@ def _check_reference(model: ModelSection, path: Path, report: Report) -> None:
 
 
 def check_pull(pull: PullSection, path: Path, report: Report) -> None:
-    """Files that a fetch reads are there."""
-    for key, file, what in (("tls_ca", pull.tls_ca, "certificates (PEM)"), ("verify_key", pull.verify_key, "one public key (PEM)")):
-        if file is not None and not os.access(file, os.R_OK):
-            report.add((*path, key), f"{quoted(file)} cannot be read. Name a file of {what}.")
+    """Files that a fetch reads are there, and are what they should be."""
+    for key, file, what, marks in (
+        ("tls_ca", pull.tls_ca, "certificates (PEM)", (b"-----BEGIN CERTIFICATE-----", b"-----BEGIN TRUSTED CERTIFICATE-----")),
+        ("verify_key", pull.verify_key, "one public key (PEM)", (b"-----BEGIN PUBLIC KEY-----", b"-----BEGIN RSA PUBLIC KEY-----")),
+    ):
+        if file is None:
+            continue
+        try:
+            with open(file, "rb") as opened:
+                held = opened.read(PEM_BYTES_MAX)
+        except OSError as exc:
+            report.add((*path, key), f"{quoted(file)} cannot be read ({exc.strerror}). Name a file of {what}.")
+            continue
+        if not any(mark in held for mark in marks):
+            report.add((*path, key), f"{quoted(file)} holds none. Name a file of {what}.")
 
 
 def _check_devices(model: ModelSection, devices: Mapping[str, object], path: Path, report: Report) -> None:

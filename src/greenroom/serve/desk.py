@@ -242,8 +242,12 @@ class Desk(Lookout):
 
     def _fetched_for_pin(self, model: str, operation: Operation, message: str) -> str:
         """A pin brings its model's files as well."""
-        is_fetched = self.fetching is not None and operation is Operation.PIN and model in self.fetching.running
-        return f"{message}, its files are fetched, and it is loaded when they are here" if is_fetched else ""
+        if operation is not Operation.PIN:
+            return ""
+        if self.fetching is not None and model in self.fetching.running:
+            return f"{message}, its files are fetched, and it is loaded when they are here"
+        lowered = next((one for one in self.plan.setup.models if one.id == model), None)
+        return f"{message}, and cannot start: {lowered.misconfigured}" if lowered is not None and lowered.misconfigured else ""
 
     async def _fetched(self, fetching: Fetching, model: str, operation: Operation, wait_s: float) -> Result | None:
         """What an operator's wish does to a model whose files are not here; None = go on."""

@@ -228,6 +228,7 @@ class _Filling:
                     await self._take(stretch, offset, length)
                 tries = 0
             except Unreachable as exc:
+                self.transfer.meter.at("retrying", self.item.file.path)
                 rest = self._rest(offset, length)
                 self.left.extendleft(reversed(rest))
                 tries = 0 if sum(count for _, count in rest) < length else tries + 1

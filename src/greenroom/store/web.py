@@ -32,6 +32,7 @@ BACKOFF_S_MAX = 15.0
 RETRY_AFTER_S_MAX = 60.0  # a server that wants more is told to the user instead
 TEXT_BYTES_MAX = 4 * 1024 * 1024  # of a manifest, a token, an answer of an API
 WORDS_CHARS_MAX = 200  # of what a server says went wrong
+GOODBYE_S_MAX = 1.0  # between two ends of a TLS connection
 READ_BUFFER_BYTES = 256 * 1024  # so that a piece is still in the CPU's cache when it is written and hashed
 AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -58,10 +59,13 @@ class Web:
         self.backoff_s = backoff_s
         self.guard = Guard(policy.naming(*_proxies()))
         self._session: aiohttp.ClientSession | None = None
+        self._leaving: set[asyncio.Future[None]] = set()  # connections that were closed before their answers' ends
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+        if self._leaving:  # with TLS both sides say goodbye: a loop that ends before leaves sockets open
+            await asyncio.wait(self._leaving, timeout=GOODBYE_S_MAX)
 
     async def text(
         self, method: str, url: URL, *, headers: Mapping[str, str] | None = None, body: Body | None = None, bytes_max: int = TEXT_BYTES_MAX
@@ -136,6 +140,7 @@ class Web:
             # No cache of names: the address that was checked is the one connected to, every time.
             connector = aiohttp.TCPConnector(resolver=self.guard, use_dns_cache=False, limit=0)
             self._session = aiohttp.ClientSession(
+                response_class=_answers(self._leaving),
                 connector=connector,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX, sock_read=SILENCE_S_MAX),
                 headers={"User-Agent": f"greenroom/{__version__}"},
@@ -145,6 +150,20 @@ class Web:
                 trust_env=False,
             )
         return self._session
+
+
+def _answers(leaving: set[asyncio.Future[None]]) -> type[aiohttp.ClientResponse]:
+    """Answers that note whose connections they close."""
+
+    class Answer(aiohttp.ClientResponse):
+        def close(self) -> None:
+            protocol = self.connection.protocol if self.connection is not None else None
+            if protocol is not None and (gone := protocol.closed) is not None:
+                leaving.add(gone)
+                gone.add_done_callback(leaving.discard)
+            super().close()
+
+    return Answer
 
 
 class Distrusted(Unreachable):
@@ -224,7 +243,8 @@ def _unreachable(url: URL, exc: BaseException) -> Unreachable:
     place = f"{url.scheme}://{host_port(url.host or '', url.port or DEFAULT_PORTS.get(url.scheme, 0))}"
     if isinstance(exc, aiohttp.ClientConnectorCertificateError):
         why = getattr(exc.certificate_error, "verify_message", "") or "it cannot be verified"
-        return Distrusted(f"the certificate of {place} is not trusted ({why}): give its authority with --tls-ca FILE, if it is yours")
+        named = "name its authority (--tls-ca FILE; in a configuration `pull: {tls_ca: FILE}`)"
+        return Distrusted(f"the certificate of {place} is not trusted ({why}): if it is yours, {named}")
     if isinstance(exc, aiohttp.ClientConnectorSSLError | ssl.SSLError):
         reason = getattr(getattr(exc, "os_error", exc), "reason", "") or "no TLS"
         return NotTls(f"{place} does not speak TLS as expected ({str(reason).replace('_', ' ').lower()}): --plain-http, if it has none")

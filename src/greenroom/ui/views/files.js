@@ -4,7 +4,7 @@ import {h} from '../paint.js';
 import {glyph, nameOf} from '../parts.js';
 import {about, bytes, many, percent, sec} from '../words.js';
 
-const STAGES = {queued: 'waits for its turn', resolving: 'being looked up', fetching: 'fetching', verifying: 'being checked', publishing: 'being put in place', done: 'arrived'};
+const STAGES = {queued: 'waits for its turn', resolving: 'being looked up', fetching: 'fetching', retrying: 'being asked for again', verifying: 'being checked', publishing: 'being put in place', done: 'arrived'};
 
 export const stageOf = fetch => STAGES[fetch.stage] || fetch.stage;
 const waitersOf = fetch => (fetch.waiting ? `${fetch.waiting} ${fetch.waiting === 1 ? 'waits' : 'wait'}` : '');
