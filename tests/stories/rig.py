@@ -453,7 +453,7 @@ class Rig:
         async for raw in server.stdout:
             line = raw.decode(errors="replace")
             self.output.append(line)
-            found = re.search(r"models on http://127\.0\.0\.1:(\d+)", line)
+            found = re.search(r"models? on http://127\.0\.0\.1:(\d+)", line)
             if found and not address.done():
                 address.set_result(int(found[1]))
         if not address.done():

@@ -144,7 +144,7 @@ async def test_a_fetch_that_fails_is_told_and_tried_again_later(tmp_path: Path, 
         assert "a could not be fetched" in first.error["message"]
         assert (await stage.kinds("a")).count("fetching") == 1
         assert int(second.headers["retry-after"]) >= 1
-        assert "the next request tries again" in await stage.why("a")
+        assert "or later tries again" in await stage.why("a")
 
 
 async def test_an_operator_stops_a_fetch_and_who_waits_is_told(tmp_path: Path, model: bytes) -> None:
@@ -235,7 +235,7 @@ async def test_a_pin_whose_fetch_fails_is_tried_again_by_itself(tmp_path: Path, 
         await stage.wait_kind("a", "fetch_failed")
         assert "that is tried again" in await stage.why("a")
         assert (await stage.unload("a")).status == 200
-        assert "the next request tries again" in await stage.why("a")
+        assert "or later tries again" in await stage.why("a")
         there.broken = False
         there.go.set()
         await pin(stage)
