@@ -25,6 +25,7 @@ from greenroom.store.locks import is_held
 from greenroom.store.pull import Options
 from greenroom.store.push import Pusher, loose
 from greenroom.store.references import parse
+from tests.documents import wait_up
 from tests.store.servers import docker_registry
 
 PROGRAM = [sys.executable, "-c", "from greenroom.cli import main; main()"]
@@ -266,17 +267,6 @@ def test_a_server_that_may_not_start_writes_nothing_over(tmp_path: Path, tiny_ch
         done = greenroom(tmp_path, "serve", str(tiny_chat), "--state-dir", str(state))
     assert (done.returncode, "another greenroom" in done.stderr) == (1, True), done.stderr
     assert (state / "references.yaml").read_text() == "models: {}\n"
-
-
-def wait_up(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    end = time.monotonic() + S_MAX
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.05)
-    pytest.fail(log.read_text(errors="replace"))
 
 
 def ask(port: int, path: str, body: Mapping[str, object]) -> dict[str, object]:

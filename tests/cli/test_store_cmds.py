@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from greenroom.cli.pull_cmd import Size
+from greenroom.cli.pull_cmd import SIZE
 from greenroom.config.units import size_bytes
 from greenroom.store.facts import Stored
 from greenroom.store.library import Library
@@ -39,7 +39,7 @@ def greenroom(library: Library, *args: str) -> Result:
 class TestPull:
     @pytest.mark.parametrize("written", ["20GiB", "1.5GiB", "24GB", "800mb", "1500 MiB", "100B"])
     def test_a_size_is_what_the_configuration_calls_so(self, written: str):
-        assert Size().convert(written, None, None) == size_bytes(written)
+        assert SIZE.convert(written, None, None) == size_bytes(written)
 
     @pytest.mark.parametrize(
         ("written", "sentence"),

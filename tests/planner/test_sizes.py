@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from greenroom.core.facts import Device, Model, Setup, SleepTier
 from greenroom.ledger.rows import SampleRow, TransitionRow
-from greenroom.planner.sizes import sized
-from greenroom.planner.thrash import needs_of
+from greenroom.planner.sizes import needs_of, sized
 
 
 def setup(**more: object) -> Setup:

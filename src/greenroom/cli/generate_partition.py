@@ -189,7 +189,7 @@ def _measured(state_dir: str | None) -> Mapping[str, int]:
     if state_dir is None:
         return {}
     from greenroom.cli import past
-    from greenroom.planner.thrash import needs_of as learned
+    from greenroom.planner.sizes import needs_of as learned
 
     with past.told():
         seen = past.read(state_dir, None, MEASURED_S)

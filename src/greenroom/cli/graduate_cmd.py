@@ -10,6 +10,7 @@ import click
 
 from greenroom.cli import client, past, text
 from greenroom.cli.generate_options import config_of, emit, gpus_per_node, namespace, provider
+from greenroom.cli.units import AsConfigured
 
 if TYPE_CHECKING:
     from greenroom.config.model import Config, ModelConfig
@@ -23,24 +24,15 @@ PARALLEL_FLAGS = {"vllm": ("--tensor-parallel-size", "-tp"), "sglang": ("--tp", 
 WHY_CELLS_MAX = 80
 
 
-class Memory(click.ParamType[int]):
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from greenroom.config import units
-
-        if isinstance(value, int):
-            return value
-        try:
-            return int(units.size_mib_down(value))
-        except units.UnitError as fault:
-            self.fail(str(fault), param, ctx)
-
-
 @click.command()
 @past.past_options("7d")
 @click.option("-c", "--config", "path", type=click.Path(), metavar="FILE", help="The configuration [default: greenroom.yaml].")
-@click.option("--gpu-memory", type=Memory(), metavar="SIZE", help="Of the cluster's GPUs, such as 80GiB [default: the largest here].")
+@click.option(
+    "--gpu-memory",
+    type=AsConfigured("size", "size_mib_down"),
+    metavar="SIZE",
+    help="Of the cluster's GPUs, such as 80GiB [default: the largest here].",
+)
 @provider
 @namespace
 @gpus_per_node

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from greenroom.cli import text
+from greenroom.cli.units import AsConfigured
 
 if TYPE_CHECKING:
     from greenroom.store.facts import Progress, Stored
@@ -22,45 +23,10 @@ if TYPE_CHECKING:
 
 PLAIN_S = 5.0  # between two lines where nobody looks at a bar
 MIB = 1024 * 1024
+SIZE = AsConfigured("SIZE", "limit_bytes")
+HOST = AsConfigured("HOST[:PORT]", "host_of")
+PLATFORM = AsConfigured("OS/ARCH", "platform_of")
 T = TypeVar("T")
-
-
-class Size(click.ParamType[int]):
-    """As the configuration writes sizes: `20GiB`, `500MB`."""
-
-    name = "SIZE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from greenroom.config.units import UnitError, limit_bytes
-
-        try:
-            return limit_bytes(value)
-        except UnitError as fault:
-            self.fail(text.safe(str(fault)), param, ctx)
-
-
-class Host(click.ParamType[str]):
-    name = "HOST[:PORT]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from greenroom.config.units import host_of
-
-        try:
-            return host_of(value)
-        except ValueError as fault:
-            self.fail(text.safe(str(fault)), param, ctx)
-
-
-class Platform(click.ParamType[str]):
-    name = "OS/ARCH"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from greenroom.config.units import platform_of
-
-        try:
-            return platform_of(value)
-        except ValueError as fault:
-            self.fail(text.safe(str(fault)), param, ctx)
 
 
 def web_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,7 +49,7 @@ def registry_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--allow-host",
             multiple=True,
-            type=Host(),
+            type=HOST,
             metavar="HOST[:PORT]",
             help="A host inside your network that a registry may redirect to.",
         ),
@@ -103,11 +69,11 @@ def registry_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @click.argument("reference")
 @web_options
-@click.option("--platform", type=Platform(), default="linux/amd64", show_default=True, metavar="OS/ARCH", help="Which manifest of a list.")
+@click.option("--platform", type=PLATFORM, default="linux/amd64", show_default=True, metavar="OS/ARCH", help="Which manifest of a list.")
 @click.option(
     "--verify-key", type=click.Path(path_type=Path), metavar="FILE", help="Refuse a model that this key (cosign.pub) has not signed."
 )
-@click.option("--max-size", type=Size(), metavar="SIZE", help="Refuse a model that is larger than this (20GiB).")
+@click.option("--max-size", type=SIZE, metavar="SIZE", help="Refuse a model that is larger than this (20GiB).")
 @click.option("--offline", is_flag=True, help="Ask nobody; the model has to be here (GREENROOM_OFFLINE=1).")
 def pull(reference: str, store: Path | None, quiet: bool, as_json: bool, **words: Any) -> None:
     """Bring the model REFERENCE here.

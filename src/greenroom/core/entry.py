@@ -72,6 +72,11 @@ class Entry:
         return self.model.id
 
     @property
+    def configured(self) -> Model:
+        """As the configuration has it now, also while an engine of the old definition leaves."""
+        return self.successor or self.model
+
+    @property
     def state(self) -> State:
         return self.instance.state
 

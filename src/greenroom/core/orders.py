@@ -385,7 +385,7 @@ def _keep(stage: Stage, entry: Entry, model: Model) -> None:
 
 def _pin_as_told(entry: Entry, model: Model) -> bool:
     """Whether the configuration says otherwise than it did; else what an operator said of the pin stands."""
-    if model.pinned == (entry.successor or entry.model).pinned:
+    if model.pinned == entry.configured.pinned:
         return False
     entry.pinned = model.pinned
     return True

@@ -568,7 +568,7 @@ class Scheduler:
     @property
     def overruled_pins(self) -> dict[str, bool]:
         """What operators said of pins, where the configuration says otherwise: model -> pinned."""
-        return {entry.id: entry.pinned for entry in self._stage.entries.values() if entry.pinned != (entry.successor or entry.model).pinned}
+        return {entry.id: entry.pinned for entry in self._stage.entries.values() if entry.pinned != entry.configured.pinned}
 
     def thrashing(self, at: float) -> list[Circle]:
         """Models that take turns on a device at the moment."""

@@ -153,9 +153,7 @@ class Reads:
         with self._db() as db:
             full = db.execute(NEWEST_BUT, (since, until, limit)).fetchone()
             found, low = self._unpacked(db, full[0] if full is not None else since, until, limit)
-            ids = db.execute(
-                "SELECT min(id), max(id) FROM requests INDEXED BY requests_at WHERE at >= ? AND at < ?", (low, until)
-            ).fetchone()
+            ids = db.execute(IDS_OF, (low, until)).fetchone()
             # By their numbers they lie side by side in the file; by their times each would have to be looked up.
             found += starmap(RequestRow, db.execute(SERVED, (*ids, low, until)))
         found.sort(key=attrgetter("at", "request"))

@@ -25,6 +25,7 @@ from .faults import CannotReplay
 from .fifo import Fifo
 from .figures import Figures, Span, figures_of, stretch
 from .settings import changed
+from .sizes import needs_of
 from .virtual import Arrival, Decider, Play, Truth
 
 BEGIN_S_MAX = 10.0  # from the start of a server to its first look at the memory; a later one is not the first
@@ -145,24 +146,23 @@ def scene_of(setup: Setup, requests: Sequence[RequestRow], transitions: Sequence
     if not rows:
         raise CannotReplay("no request is recorded in that time, so there is nothing to replay")
     began_at, end = within or stretch(rows, transitions)
-    learned = replace(setup, models=tuple(_learned(model, transitions) for model in setup.models))
+    needs = needs_of(setup, transitions)
+    learned = replace(setup, models=tuple(_learned(model, needs.get(model.id), transitions) for model in setup.models))
     truths = {model.id: replace(Truth.of(model), need_mib=None) for model in learned.models}
     load = _load(rows, began_at)
     return Scene(learned, load, truths, end - began_at, began_at)
 
 
-def _learned(model: Model, transitions: Iterable[TransitionRow]) -> Model:
+def _learned(model: Model, need_mib: int | None, transitions: Iterable[TransitionRow]) -> Model:
     """With the times and the sizes that were seen."""
     took: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-    need_mib, residues = model.need_mib, dict[int, int]()
+    residues: dict[int, int] = {}
     for row in transitions:
         if row.model != model.id or not row.ok:
             continue
         took[row.kind, row.level if row.kind in ("sleep", "wake") else 0].append(row.took_s)
         held = [row.mib.get(device, 0) for device in row.devices]
-        if row.kind == "start" and need_mib is not None and any(held) and model.need_source != "measured":
-            need_mib = max(held)
-        elif row.kind == "sleep" and held:
+        if row.kind == "sleep" and held:
             residues[row.level] = max(held)
 
     def mean(kind: str, level: int, otherwise: float) -> float:

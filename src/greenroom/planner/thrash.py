@@ -18,6 +18,7 @@ from greenroom.core.words import gib
 from greenroom.ledger.rows import RequestRow, TransitionRow
 
 from .figures import HOUR_S, Span, Swap, regrets_of, stretch, swaps_of
+from .sizes import needs_of
 
 TURNS_MIN = 4  # swaps among the same models; fewer are no habit
 SHARE_MIN = 0.1  # of the time from the first to the last of them
@@ -52,9 +53,9 @@ class Fix:
             "text": self.text,
             "effect": self.effect,
             "swaps": self.swaps,
-            "swaps_h": rounded(self.swaps_h, 1) if self.is_rate else None,
-            "mean_wait_s": rounded(self.mean_wait_s, 2),
-            "p95_wait_s": rounded(self.p95_wait_s, 2),
+            "swaps_h": _round(self.swaps_h, 1) if self.is_rate else None,
+            "mean_wait_s": _round(self.mean_wait_s, 2),
+            "p95_wait_s": _round(self.p95_wait_s, 2),
             "refused": self.refused,
             "changes": list(self.changes),
             "diff": list(self.diff),
@@ -119,9 +120,9 @@ class Thrash:
             "device": self.device,
             "since": self.since,
             "until": self.until,
-            "seconds": rounded(self.seconds, 1),
-            **{name: rounded(value, 1) for name, value in {**counted, **rates}.items()},
-            "share": rounded(self.share, 3),
+            "seconds": _round(self.seconds, 1),
+            **{name: _round(value, 1) for name, value in {**counted, **rates}.items()},
+            "share": _round(self.share, 3),
             "regret": self.regret,
             "slow": self.slow,
             "slow_total": self.slow_total,
@@ -151,7 +152,7 @@ class Follows:
         }
 
 
-def rounded(value: float | None, digits: int) -> float | None:
+def _round(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
@@ -321,17 +322,6 @@ def follows(requests: Iterable[RequestRow]) -> list[Follows]:
             own = groups.get((model, ""), [0.0])
             found.append(Follows(model, before, len(seen), statistics.fmean(seen), statistics.fmean(own)))
     return sorted(found, key=lambda one: -one.count * (one.mean_s - one.others_mean_s))
-
-
-def needs_of(setup: Setup, transitions: Iterable[TransitionRow]) -> dict[str, int]:
-    """MiB per device of each model, as measured, else as booked at its last start, or as it would be; unknown sizes are left out."""
-    needs = {model.id: model.need_mib for model in setup.models if model.need_mib is not None}
-    measured = {model.id for model in setup.models if model.need_source == "measured"}
-    for row in transitions:
-        if row.kind == "start" and row.ok and row.model in needs and row.model not in measured:
-            held = [row.mib.get(device, 0) for device in row.devices]
-            needs[row.model] = max([*held, 0]) or needs[row.model]
-    return needs
 
 
 def _short_mib(setup: Setup, device: str, circle: Iterable[str], beside: set[str], needs: Mapping[str, int]) -> int | None:

@@ -15,7 +15,7 @@ from greenroom.core.idle import Gaps, bin_of, edge_s
 from greenroom.ledger.rows import RequestRow, TransitionRow
 
 from .figures import Span, length_s, stretch
-from .thrash import needs_of
+from .sizes import needs_of
 
 DAY_S = 86400.0
 GIB = 1024.0

@@ -116,9 +116,7 @@ def typed(reference: Reference) -> str:
 
 def model_id(reference: Reference) -> str:
     """A short name to serve it by: `smollm2-135m-instruct`.  The same for the same reference; not unique, see `model_ids`."""
-    stem = _stem(reference)
-    safe = re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")[:MODEL_ID_CHARS_MAX].strip("-._")
-    return safe or "model"
+    return _safe(_stem(reference))[:MODEL_ID_CHARS_MAX].strip("-._") or "model"
 
 
 def model_ids(references: Iterable[Reference]) -> dict[Reference, str]:
@@ -144,7 +142,11 @@ def model_ids(references: Iterable[Reference]) -> dict[Reference, str]:
 
 
 def _joined(*parts: str) -> str:
-    return "-".join(filter(None, (re.sub(r"[^a-z0-9._-]+", "-", part.lower()).strip("-._") for part in parts)))
+    return "-".join(filter(None, map(_safe, parts)))
+
+
+def _safe(text: str) -> str:
+    return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")
 
 
 def _folder(reference: Reference) -> str:
