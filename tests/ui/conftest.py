@@ -71,11 +71,14 @@ async def chromium() -> AsyncIterator[Any]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def visit(chromium: Any) -> AsyncIterator[Open]:
-    """`async with visit(url, "stage") as page`: leaves only when the page raised nothing, and nothing was refused to it."""
+    """`async with visit(url, "stage") as page`: leaves only when the page raised nothing, and nothing was refused to it.
+
+    The page has been told how things stand, or why it is not told, unless `is_early`.
+    """
 
     @asynccontextmanager
     async def opened(
-        base: str, at: str = "stage", *, width: int = 1440, height: int = 900, theme: str = "dark", script: str = "", **more: Any
+        base: str, at: str = "stage", *, width: int = 1440, height: int = 900, theme: str = "dark", script: str = "", is_early: bool = False, **more: Any
     ) -> AsyncIterator[Any]:
         size = {"width": width, "height": height}
         context = await chromium.new_context(viewport=size, color_scheme=theme, reduced_motion="reduce", **more)
@@ -89,6 +92,8 @@ async def visit(chromium: Any) -> AsyncIterator[Open]:
         page.on("request", lambda asked: asked.url.startswith((base, "blob:", "data:")) or faults.append(f"asked elsewhere: {asked.url}"))
         await page.goto(f"{base}/ui/#/{at}")
         await page.locator("#view > div").first.wait_for()
+        if not is_early:
+            await page.locator(".meta .link", has_not_text="connecting").wait_for()
         try:
             yield page
             faults += [f"refused: {one}" for one in await page.evaluate("window.refused")]

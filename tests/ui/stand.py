@@ -32,6 +32,8 @@ class Stand:
         self.calls: list[tuple[str, str, bytes]] = []
         self.refuse: tuple[int, str] | None = None  # what every operation is answered with
         self.hold_s = 0.0  # how long an operation takes
+        self.may_tell = asyncio.Event()  # until it is set, nobody is told the state
+        self.may_tell.set()
         self.denied: tuple[int, str] | None = None  # what /api answers
         self.key = ""  # "" = none is needed
         self.older = False
@@ -136,6 +138,7 @@ class Stand:
         return told_or_404(self.advice)
 
     async def _status(self, _: web.Request) -> web.Response:
+        await self.may_tell.wait()
         if "now" in self.status:
             self.status["now"] = self.tick()
         return web.json_response(self.status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from urllib.parse import quote
 
@@ -154,6 +155,20 @@ async def test_an_engine_that_is_still_there_keeps_its_buttons_while_new_files_c
 async def test_the_playground_says_that_a_request_fetches_first(visit: Open) -> None:
     async with Stand(scenes.far) as stand, visit(stand.url, "play?model=olmo-7b") as page:
         assert "sending this fetches them first, and waits" in await text_of(page, ".expect")
+
+
+async def test_the_playground_says_nothing_of_a_model_before_it_knows_how_that_stands(visit: Open) -> None:
+    async with Stand(scenes.far) as stand:
+        stand.may_tell.clear()
+        async with visit(stand.url, "play?model=olmo-7b", is_early=True) as page:
+            await page.get_by_text("Reading…").wait_for()
+            async with asyncio.timeout(10):
+                while not stand.asked("GET", "/api/status"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            assert await page.locator(".expect").count() == 0
+            stand.may_tell.set()
+            await page.locator(".expect", has_text="sending this fetches them first").wait_for()
+            assert not stand.asked("GET", "/v1/models"), "that list is for keys that may not look"
 
 
 # -------------------------------------------------------------------------------------------------------------- peers

@@ -19,8 +19,9 @@ let listedFor; // ... and for whom that was asked
 
 export function play(picture, {query}) {
   const kind = BOXES[query.get('kind')] ? query.get('kind') : 'chat';
-  const names = picture ? [...picture.models.map(one => one.id), ...elsewhere(picture)] : namesAlone();
-  if (!names.length) return h('div', {class: 'pad'}, h('h1', {}, 'Playground'), h('p', {class: 'mut'}, listed === undefined && !picture ? 'Reading…' : 'No model can be called with this key.'));
+  const isEarly = !picture && store.link === 'connecting'; // what a model is about to do is not known yet
+  const names = picture ? [...picture.models.map(one => one.id), ...elsewhere(picture)] : isEarly ? [] : namesAlone();
+  if (!names.length) return h('div', {class: 'pad'}, h('h1', {}, 'Playground'), h('p', {class: 'mut'}, isEarly || (listed === undefined && !picture) ? 'Reading…' : 'No model can be called with this key.'));
   const asked = query.get('model');
   const model = names.includes(asked) ? asked : likely(names, kind);
   return h('div', {class: 'pad'}, h('h1', {}, 'Playground'),
