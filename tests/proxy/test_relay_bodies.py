@@ -88,6 +88,26 @@ def test_a_body_that_names_no_model_is_refused_and_starts_nothing(body: bytes, e
     on_uvloop(main)
 
 
+@pytest.mark.parametrize(
+    ("body", "kind", "said"),
+    [
+        (b"not json", "application/json", "not valid JSON"),
+        (b"not json", "application/x-www-form-urlencoded", "read as a form, as Content-Type says"),
+        (b'{"messages":[]}', "application/x-www-form-urlencoded", "put `model` into the body"),
+        (b'{"messages":[]}', "application/json", "put `model` into the body"),
+        (b"", "application/x-www-form-urlencoded", "put `model` into the body"),
+    ],
+)
+def test_what_is_missing_is_said_of_the_body_as_it_was_read(body: bytes, kind: str, said: str) -> None:
+    async def main() -> None:
+        async with a_world() as world, a_caller(world) as caller:
+            answer = await caller.ask(post(body, content_type=kind))
+            assert answer.status == 400
+            assert said in answer.body.decode()
+
+    on_uvloop(main)
+
+
 def test_a_25_mib_json_body_costs_at_most_three_times_its_size() -> None:
     """B11 (5)."""
     body = b'{"image":"' + b"A" * (25 << 20) + b'","model":"m"}'

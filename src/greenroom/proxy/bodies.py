@@ -216,13 +216,17 @@ def is_form(content_type: bytes) -> bool:
     return kind in {b"multipart/form-data", b"application/x-www-form-urlencoded"}
 
 
-def peek(body: bytes | bytearray, content_type: bytes) -> Peek:
-    """`model` of a whole body held in memory, whatever it is.  Raises BadBody.
+def is_form_body(body: bytes | bytearray, content_type: bytes) -> bool:
+    """Whether a whole body is a form.
 
-    A body that looks like a JSON object is read as one even when it is labelled urlencoded, which is what
-    curl does unasked.
+    One that looks like a JSON object is not, even when it is labelled urlencoded, which is what curl does unasked.
     """
-    if not is_form(content_type) or (content_type[:1] in b"aA" and body.lstrip(b" \t\r\n")[:1] == b"{"):
+    return is_form(content_type) and not (content_type[:1] in b"aA" and body.lstrip(b" \t\r\n")[:1] == b"{")
+
+
+def peek(body: bytes | bytearray, content_type: bytes) -> Peek:
+    """`model` of a whole body held in memory, whatever it is.  Raises BadBody."""
+    if not is_form_body(body, content_type):
         return peek_json(body)
     form = FormPeek(content_type)
     form.feed(body)

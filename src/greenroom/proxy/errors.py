@@ -194,10 +194,11 @@ def unknown_model(name: str, near: Sequence[str] = ()) -> Refusal:
     return Refusal(404, "model_not_found", f"No model is called {shown(name)}; {hint}")
 
 
-def no_model() -> Refusal:
-    return bad_request(
-        "no_model", "The request names no model and no default is configured; put `model` into the body or `?model=` into the URL."
-    )
+def no_model(*, was_form: bool = False) -> Refusal:
+    """`was_form`: its body was read as the form that Content-Type says it is, which is what curl says unasked."""
+    read = ": its body was read as a form, as Content-Type says, and that has no field `model`" if was_form else ""
+    do = "send JSON as application/json, or a form with `model`" if was_form else "put `model` into the body or `?model=` into the URL"
+    return bad_request("no_model", f"The request names no model and no default is configured{read}; {do}.")
 
 
 def bad_key() -> Refusal:

@@ -211,7 +211,7 @@ class Exchange(RequestBody):
         catalog = plane.catalog
         asked = name or catalog.default_model
         if asked is None:
-            self.refuse(errors.no_model())
+            self.refuse(errors.no_model(was_form=self.was_form()))
             return
         model_id = catalog.names.get(asked)
         if model_id is None:

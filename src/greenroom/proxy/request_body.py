@@ -117,9 +117,13 @@ class RequestBody:
             return bodies.Peek(self.form.model, self.form.stream)
         return bodies.peek(self.body, self.content_type) if self.holds_form else bodies.peek_json(self.body)
 
+    def was_form(self) -> bool:
+        """Whether what came, and is whole, was a form."""
+        return self.form is not None or (self.holds_form and self.size > 0 and bodies.is_form_body(self.body, self.content_type))
+
     def rewrite(self, route: Route, model: ModelRoute, asked: str) -> None:
         """Apply the model's filters and its engine's rerank dialect to the body."""
-        if self.form is not None or (self.holds_form and self.body.lstrip(b" \t\r\n")[:1] != b"{"):
+        if self.was_form():
             self._rewrite_form(model, asked)
             return
         body = self.body
@@ -134,7 +138,7 @@ class RequestBody:
 
     def rewrite_plain(self, model: ModelRoute, asked: str) -> None:
         """Apply the model's filters alone, to the body as it came."""
-        if self.form is not None or (self.holds_form and self.body.lstrip(b" \t\r\n")[:1] != b"{"):
+        if self.was_form():
             self._rewrite_form(model, asked)
         elif bodies.needs_rewrite(model, asked):
             self.source = bodies.rewrite_json(self.body, model, asked)
