@@ -78,7 +78,15 @@ async def visit(chromium: Any) -> AsyncIterator[Open]:
 
     @asynccontextmanager
     async def opened(
-        base: str, at: str = "stage", *, width: int = 1440, height: int = 900, theme: str = "dark", script: str = "", is_early: bool = False, **more: Any
+        base: str,
+        at: str = "stage",
+        *,
+        width: int = 1440,
+        height: int = 900,
+        theme: str = "dark",
+        script: str = "",
+        is_early: bool = False,
+        **more: Any,
     ) -> AsyncIterator[Any]:
         size = {"width": width, "height": height}
         context = await chromium.new_context(viewport=size, color_scheme=theme, reduced_motion="reduce", **more)
