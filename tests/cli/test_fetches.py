@@ -50,3 +50,10 @@ def test_a_pin_tells_that_its_model_is_fetched() -> None:
     """It is not loaded yet."""
     value = {"done": True, "message": "qwen is pinned, its files are fetched, and it is loaded when they are here"}
     assert ending(value, absent(FETCH), "pin", 0.1) == value["message"]
+
+
+def test_a_pin_tells_that_its_model_cannot_start() -> None:
+    value = {"done": True, "message": "qwen is pinned, and cannot start: its files are not here"}
+    model = {**absent(None), "absent": False, "missing": "its files are not here"}
+    assert ending(value, model, "pin", 0.1) == value["message"]
+    assert ending({"done": True, "message": "-"}, {**model, "missing": ""}, "pin", 0.1) == "qwen is pinned: it is never evicted"

@@ -175,6 +175,9 @@ async def test_who_cannot_wait_is_refused_at_once(tmp_path: Path, model: bytes) 
         never = await stage.chat("never")
         assert (never.status, never.error["code"]) == (503, "misconfigured")
         assert "greenroom pull" in never.error["message"]
+        pinned = await stage.api("POST", "/api/models/never/pin")
+        assert "pinned, and cannot start: " in pinned.json["message"]
+        assert "greenroom pull" in (await stage.model("never"))["missing"], "which the terminal goes by"
         there.go.set()
         assert (await asked).status == 200
 

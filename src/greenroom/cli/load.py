@@ -176,6 +176,8 @@ def ending(value: dict[str, Any], model: dict[str, Any], operation: str, took_s:
         return asleep(model, took_s)
     if operation in ("unload", "pin") and model.get("absent"):
         return text.safe(value["message"])  # it was done to a fetch, if to anything
+    if operation == "pin" and model.get("missing"):
+        return text.safe(value["message"])  # that it cannot start belongs to it
     said = f"{name} {DONE[operation]}"
     if operation in ("load", "wake") and model["instances"]:
         one = model["instances"][0]
