@@ -177,7 +177,7 @@ async def test_who_cannot_wait_is_refused_at_once(tmp_path: Path, model: bytes) 
         assert "greenroom pull" in never.error["message"]
         pinned = await stage.api("POST", "/api/models/never/pin")
         assert "pinned, and cannot start: " in pinned.json["message"]
-        assert "greenroom pull" in (await stage.model("never"))["missing"], "which the terminal goes by"
+        assert "greenroom pull" in (await stage.api("GET", "/api/models/never")).json["missing"], "which the terminal goes by"
         there.go.set()
         assert (await asked).status == 200
 
