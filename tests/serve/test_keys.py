@@ -46,8 +46,9 @@ def test_a_public_address_needs_a_key_of_any_scope() -> None:
 class Running:
     """A server in a process of its own."""
 
-    def __init__(self, home: Path, config: Mapping[str, Any]) -> None:
-        self.home, self.config = home, home / "greenroom.yaml"
+    def __init__(self, home: Path, config: Mapping[str, Any], first: str = "") -> None:
+        """`first`: Python that its process runs before."""
+        self.home, self.config, self.program = home, home / "greenroom.yaml", first + PROGRAM
         self.config.write_text(json.dumps(config))
         self.output: list[str] = []
         self.url = ""
@@ -56,7 +57,7 @@ class Running:
         environment = {**os.environ, "TEAM_KEY": TEAM, "BOSS_KEY": BOSS, "XDG_STATE_HOME": str(self.home)}
         command = ("serve", "-c", str(self.config), "--listen", "127.0.0.1:0", "--state-dir", str(self.home / "state"))
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", PROGRAM, *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+            sys.executable, "-c", self.program, *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
         self.reading = asyncio.ensure_future(self._read())
         found = re.search(r"http://\S+", await self.said("http://"))

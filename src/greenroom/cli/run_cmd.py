@@ -186,7 +186,10 @@ def write(
     if pull:
         made["pull"] = dict(pull)
     comments = ["Made by greenroom from references; keep it under another name, change it, and serve it with `greenroom serve -c`."]
-    path.write_text(dump(made, comments=comments), encoding="utf-8")
+    try:
+        path.write_text(dump(made, comments=comments), encoding="utf-8")
+    except OSError as exc:  # of a full disk the system does not say which
+        raise OSError(exc.errno, exc.strerror, str(path)) from exc
     return list(made["models"])
 
 

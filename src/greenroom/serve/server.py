@@ -139,8 +139,9 @@ def lock_home(home: Path) -> int:
         holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(handle)
         raise Refused(f"another greenroom (pid {holder}) uses {home}; end it, or give another directory with --state-dir") from exc
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # a full disk: it is ours all the same, only nobody is told whose
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
     return handle
 
 
