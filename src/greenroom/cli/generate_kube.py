@@ -72,6 +72,7 @@ def kube(form: str, namespace: str, **given: Any) -> None:
         namespace=namespace,
         require_key=not given["no_auth"],
         in_cluster=True,
+        sliced=given["share_by"] is not None,
     )
     try:
         files = _shared(intent, form, given) if given["share_by"] else written(intent, form)

@@ -44,6 +44,7 @@ def llm_d(**given: Any) -> None:
         {**given, "mode": "engines", "gpus": (), "mig": "", "image": "", "listen": "", "no_auth": True},
         extra={name: given[name] for name in ("models", "models_image", "storage_class") if given[name]},
         namespace=given["namespace"],
+        in_cluster=not given["no_kubernetes"],
     )
     try:
         if given["no_kubernetes"]:

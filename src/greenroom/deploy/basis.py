@@ -13,6 +13,7 @@ from greenroom.deploy.commands import dialect, is_secret, secrets_of
 from greenroom.deploy.intent import Intent, Share, Workload
 from greenroom.deploy.names import label
 from greenroom.deploy.places import Places
+from greenroom.deploy.pod_devices import least_cards, refuse_slices
 from greenroom.deploy.unfit import Unfit
 from greenroom.deploy.vault import Vault, variable_name
 from greenroom.engines.detect import devices_count
@@ -46,7 +47,8 @@ class Options:
     no_auth: bool = False  # publish on a public address without keys
     gpu_mib: Mapping[str, int] = field(default_factory=dict)  # model id -> measured need on each device
     bare: bool = False  # for a host without containers: commands and paths stay as they are
-    in_cluster: bool = False  # clients call it by a Service's names
+    in_cluster: bool = False  # clients call it by a Service's names, a device plugin chooses the cards
+    sliced: bool = False  # what each pod asks for is planned afterwards
     command: str = ""  # that makes these files again; written in their heads
     extra: Mapping[str, str] = field(default_factory=dict)  # for one format alone; handed on in the intent's options
 
@@ -81,6 +83,8 @@ class Basis:
             return Share(vendor, count, mig=self.options.mig)
         by_hand = engine.pinned_devices()
         named = by_hand or self._named([name for name in model.devices if name != "ram"])
+        if self.options.in_cluster and not self.options.sliced:
+            refuse_slices({f"the device of {model.id}": name for name in named}, "")
         # Of more candidates than it takes, the first are as good as any: there is no scheduler to choose.
         return Share(vendor, count, named[:count] if len(named) >= count else ())
 
@@ -96,18 +100,18 @@ class Basis:
         ids = [model.id for model in self.config.models]
         return [model for model in self.config.models[: ids.index(until.id)] if self.target_of(model) != "cpu"]
 
-    def whole_share(self, config: Config) -> Share:
-        """What greenroom itself is given: every device that is declared, else all."""
+    def whole_share(self, config: Config, slices: int = 0) -> Share:
+        """What greenroom itself is given: every device that is declared (or a slice for each of `slices`), else all."""
         if self.target == "cpu" or not config.models or all(model.devices == ("ram",) for model in config.models):
             return Share()
         if self.options.gpus or self.options.mig:
-            return Share(self.target, max(1, len(self.options.gpus)), self.options.gpus, self.options.mig)
+            return Share(self.target, max(1, slices, len(self.options.gpus)), self.options.gpus, self.options.mig)
         declared = [device.id for device in config.devices if device.id != "ram"]
         named = tuple(device.uuid for device in config.devices if device.id != "ram" and device.uuid)
         by_index = any(dialect(model).pinned_devices() for model in config.models)
         if declared and len(named) == len(declared) and not by_index:
             return Share(self.target, len(named), named)
-        least = max(len(declared), *(devices_count(model) for model in config.models), 1)
+        least = max(len(declared), *(devices_count(model) for model in config.models), least_cards(config), 1)
         return Share(self.target, least, every=True)
 
     def _named(self, names: Sequence[str]) -> tuple[str, ...]:

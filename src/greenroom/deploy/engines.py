@@ -30,6 +30,7 @@ from greenroom.deploy.commands import (
 from greenroom.deploy.intent import Intent, Mount, Probe, Share, Workload
 from greenroom.deploy.names import labels
 from greenroom.deploy.places import CACHE_PLACE, CACHE_VARIABLES, Places
+from greenroom.deploy.pod_devices import without_pins
 from greenroom.deploy.vault import variable_name
 from greenroom.engines.detect import IMAGE_ENTRY
 from greenroom.engines.devices import PIN_VARIABLES
@@ -165,6 +166,7 @@ class Engines(Basis):
         given = dict(model.env)
         env = {name: given.get(name, "") if value is None else value for name, value in run.env.items()}
         env = {name: value.replace(PORT_MACRO, str(host_port)) for name, value in env.items()}
+        env = without_pins(env) if self.options.in_cluster else env
         args = tuple(word.replace(PORT_MACRO, str(host_port)) for word in run.args)
         args = (*args, *self._served_names(model, engine, args))
         argv, secret_argv = self._without_secrets(model, engine, (*((run.entrypoint,) if run.entrypoint else ()), *args))
@@ -244,6 +246,8 @@ class Engines(Basis):
         operators = {name: launched.get(name, value) for name, value in model.env}
         extra = dict(container_env(model.container, model.env)) if model.container else {}
         merged = {**own, **wrapped, **operators, **extra}
+        if self.options.in_cluster:
+            return tuple(without_pins(merged).items())
         if share.vendor == "nvidia":
             return tuple((name, value) for name, value in merged.items() if name not in by_hand)
         return tuple((merged if by_hand else {**merged, **_choice(share)}).items())

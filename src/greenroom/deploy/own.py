@@ -13,8 +13,9 @@ from greenroom.deploy import images
 from greenroom.deploy.basis import OWN_PORT, Basis, BuildError
 from greenroom.deploy.commands import container_env, dialect, on_host
 from greenroom.deploy.fetching import reference_of
-from greenroom.deploy.intent import Intent, Mount, Probe, Workload
+from greenroom.deploy.intent import Intent, Mount, Probe, Share, Workload
 from greenroom.deploy.places import CACHE_PLACE, Places
+from greenroom.deploy.pod_devices import in_pod
 from greenroom.engines.detect import IMAGE_ENTRY
 from greenroom.engines.discovery import PROGRAM
 from greenroom.engines.exposure import is_loopback
@@ -38,6 +39,11 @@ class Own(Basis):
         self.keep_secrets(config)
         host, port = self.listen()
         self.check_public(host, config)
+        slices = 0
+        if self.options.in_cluster and self.target != "cpu":
+            podded = in_pod(config, self.options.mig)
+            config, slices = podded.config, podded.slices
+            self.notes += podded.notes
         places = Places()
         config = _with_files_at(places.stay if self.options.bare else places.place, config)
         if self.options.bare:
@@ -48,10 +54,10 @@ class Own(Basis):
             if not config.keys:
                 config = replace(config, allowed_hosts=tuple(dict.fromkeys((*config.allowed_hosts, *self._called(host)))))
         text = write.text_of(config, self.vault.keys, comments=self.head("The models, and how they share the devices."))
-        workload = self._own_workload(config, text, places, host, port)
+        workload = self._own_workload(config, text, places, host, port, self.whole_share(config, slices))
         return self.intent("greenroom", (workload,), config, text, host)
 
-    def _own_workload(self, config: Config, text: str, places: Places, host: str, port: int) -> Workload:
+    def _own_workload(self, config: Config, text: str, places: Places, host: str, port: int, share: Share) -> Workload:
         bare = self.options.bare
         inside_port = port if bare else OWN_PORT
         inside_host = host if bare else "::" if ":" in host else "0.0.0.0"
@@ -75,7 +81,7 @@ class Own(Basis):
             env=() if bare else (("HOME", CACHE_PLACE),),
             secret_env=tuple((name, name) for name in sorted(self.vault.keys.values()) if f"${{env.{name}}}" in text),
             mounts=_where_they_lie(places) if bare else (*kept, *places.mounts()),
-            share=self.whole_share(config),
+            share=share,
             memory_mib=0,
             shm_mib=0 if bare else self.shm(config.models),
             live=probe,
