@@ -17,6 +17,7 @@ from greenroom.deploy.intent import TARGETS
 if TYPE_CHECKING:
     from greenroom.config.model import Config
     from greenroom.deploy.intent import Files, Intent
+    from greenroom.store.facts import Stored
 
 CONFIG_DEFAULT = "greenroom.yaml"
 CONFIG_ENDINGS = (".yaml", ".yml")
@@ -110,6 +111,7 @@ def intent_of(given: Mapping[str, Any], *, extra: Mapping[str, str] | None = Non
             "gpus": _devices(given["gpus"]),
             "mig": given["mig"],
             "no_auth": given["no_auth"],
+            "stored": stored_of(config),
             "command": command_line(),
             "extra": dict(extra or {}),
             **more,
@@ -139,6 +141,14 @@ def config_of(path: str | None, sources: Sequence[str], engine: str = "") -> Con
         raise click.UsageError(f"there is no {CONFIG_DEFAULT} here; name a configuration, or references such as oci://HOST/REPO:TAG")
     with explained():
         return loaded(chosen, lenient=False)
+
+
+def stored_of(config: Config) -> Mapping[str, Stored]:
+    """What the store of this host has of the models that are references."""
+    from greenroom.store.library import Library
+    from greenroom.store.resolve import resolve
+
+    return resolve(config, Library()).stored
 
 
 def _of_references(texts: Sequence[str], engine: str) -> Config:

@@ -19,6 +19,7 @@ from greenroom.deploy.vault import Vault, variable_name
 from greenroom.engines.detect import devices_count
 from greenroom.engines.exposure import is_loopback
 from greenroom.engines.generic import PORT_MACRO, Generic
+from greenroom.store.facts import Stored
 
 OWN_PORT = 8080
 SHM_MIB_PER_GPU = 2048  # workers of PyTorch servers talk through /dev/shm; 64 MiB, a container's default, is too little
@@ -46,6 +47,7 @@ class Options:
     require_key: bool = False  # clients must show a key even if the configuration has none
     no_auth: bool = False  # publish on a public address without keys
     gpu_mib: Mapping[str, int] = field(default_factory=dict)  # model id -> measured need on each device
+    stored: Mapping[str, Stored] = field(default_factory=dict)  # model id -> what this host's store has of its reference
     bare: bool = False  # for a host without containers: commands and paths stay as they are
     in_cluster: bool = False  # clients call it by a Service's names, a device plugin chooses the cards
     sliced: bool = False  # what each pod asks for is planned afterwards

@@ -42,7 +42,11 @@ def with_words(model: ModelConfig, words: Mapping[str, str]) -> ModelConfig:
             text = text.replace(macro, value)
         return text
 
-    return replace(model, argv=tuple(map(fill, model.argv)), env=tuple((name, fill(value)) for name, value in model.env), reference="")
+    container = model.container
+    if container is not None:
+        container = replace(container, args=tuple(map(fill, container.args)), volumes=tuple(map(fill, container.volumes)))
+    env = tuple((name, fill(value)) for name, value in model.env)
+    return replace(model, argv=tuple(map(fill, model.argv)), env=env, container=container, reference="")
 
 
 def filled(script: tuple[str, ...], launched: tuple[str, ...]) -> tuple[str, ...]:

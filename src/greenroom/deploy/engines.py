@@ -90,7 +90,7 @@ class Engines(Basis):
         if engine.command.client:
             return self._client(model, engine, name, host_port)
         image = self._image(model, engine)
-        fetched = fetching.by_engine(model, engine.kind)
+        fetched = fetching.by_engine(model, engine.kind, self.options.stored.get(model.id))
         if model.reference and model.pull_options != PullConfig():
             self.notes.append(f"{model.id}: {model.reference} is fetched without greenroom; what `pull` says of that does not count there.")
         model = fetched.model

@@ -12,11 +12,15 @@ from greenroom.deploy.commands import with_words
 from greenroom.deploy.intent import Mount
 from greenroom.deploy.names import label
 from greenroom.deploy.places import ROOT
-from greenroom.store.facts import Reference, StoreError
+from greenroom.store.facts import Reference, Stored, StoreError
+from greenroom.store.layouts import IMAGE_FOLDER
 from greenroom.store.references import parse
+from greenroom.store.roles import entry_of
+from greenroom.store.unpacking import LINK
 
-IMAGE_LINK = "models/model.file"  # where an image that holds a model has it
+ARTIFACTS = ("modelpack", "docker")  # layouts that no container can mount
 PATH, FOLDER = "${MODEL_PATH}", "${MODEL_DIR}"
+READS_FOLDERS = ("vllm", "sglang", "tei")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +42,22 @@ def reference_of(model: ModelConfig) -> Reference | None:
         raise BuildError(f"{model.id}: {exc}") from exc
 
 
-def by_engine(model: ModelConfig, kind: str) -> Fetched:
-    """As the engine `kind` fetches by itself, or as an image that is mounted; BuildError when neither is possible."""
+def by_engine(model: ModelConfig, kind: str, stored: Stored | None = None) -> Fetched:
+    """As the engine `kind` fetches by itself, or as an image that is mounted; BuildError when neither is possible.
+
+    `stored`: the model as the store of this host has it, whose files are named as in an image of it.
+    """
     reference = reference_of(model)
     if reference is None:
         return Fetched(model)
+    given = (*model.container.volumes, *model.container.args) if model.container is not None else ()
+    if reference.scheme != "file" and any(macro in text for text in given for macro in (PATH, FOLDER)):
+        raise BuildError(
+            f"{model.id}: its `container` names the place of its model, which is another one without greenroom; "
+            "leave that volume out: the model is mounted anyway"
+        )
     if reference.scheme == "oci":
-        return _image(model, reference)
+        return _image(model, reference, kind, stored)
     if reference.scheme == "file":
         return Fetched(with_words(model, {PATH: reference.path, FOLDER: os.path.dirname(reference.path)}))
     words = _native(reference, kind)
@@ -57,12 +70,24 @@ def by_engine(model: ModelConfig, kind: str) -> Fetched:
     return Fetched(replace(model, argv=argv, reference=""))
 
 
-def _image(model: ModelConfig, reference: Reference) -> Fetched:
+def _image(model: ModelConfig, reference: Reference, kind: str, stored: Stored | None) -> Fetched:
     tag, digest = (f":{reference.tag}" if reference.tag else ""), (f"@{reference.digest}" if reference.digest else "")
     image = f"{reference.host}/{reference.path}{'' if digest else tag}{digest}"  # a digest says more than the tag beside it
     place = f"{ROOT}/{label(model.id)}"
-    words = {PATH: f"{place}/{IMAGE_LINK}", FOLDER: f"{place}/{os.path.dirname(IMAGE_LINK)}"}
+    folder = f"{place}/{IMAGE_FOLDER}"
     note = f"{model.id}: {image} must be an OCI image (`greenroom push --layout image`); its files are mounted from it."
+    if stored is not None:
+        if stored.layout in ARTIFACTS:
+            raise BuildError(
+                f"{model.id}: {model.reference} is an artifact ({stored.layout}), which no container can mount; "
+                f"push it under another name with `greenroom push --layout image`, or deploy greenroom in front (--mode greenroom)"
+            )
+        entry = entry_of(stored.files)
+    else:
+        entry = "" if kind in READS_FOLDERS else LINK
+        what = "its folder" if not entry else f"its one file ({LINK}), which a split GGUF has not"
+        note += f" It is not in the store of this host: ${{MODEL_PATH}} is taken for {what}; pull it, and generate again to be sure."
+    words = {PATH: f"{folder}/{entry}" if entry else folder, FOLDER: folder}
     return Fetched(with_words(model, words), (Mount("image", image, place),), note)
 
 
