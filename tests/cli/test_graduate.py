@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
+from greenroom.config.load import load_config_text
 from tests.cli.conftest import run
 from tests.cli.test_past import written
 from tests.planner.test_outgrown import scene
@@ -58,6 +60,20 @@ def test_where_the_box_is_outgrown_the_plan_and_its_price_are_told(outgrown: Pat
         "b": ("pool", 1, 1),
         "c": ("stay", 1, 1),
     }
+
+
+def test_models_whose_engines_ask_for_a_key_are_passed_on_with_it(outgrown: Path, tmp_path: Path) -> None:
+    """Else each request of theirs would be refused; the key itself is in no file."""
+    keyed = tmp_path / "greenroom.yaml"
+    keyed.write_text(CONFIG.replace("serve org/b", "serve org/b --api-key engine-key-1"))
+    words = ("-c", str(keyed), "--ledger", str(outgrown / "journal.sqlite"), "--since", "2h", "-o", str(tmp_path / "out"))
+    assert run("graduate", *words).exit_code == 0
+    text = (tmp_path / "out" / "peers.yaml").read_text()
+    variable = re.search(r"start greenroom with (\w+) \(of b\)", text)
+    assert variable is not None
+    peers = load_config_text(text, env={variable[1]: "engine-key-1"}).peers
+    assert {tuple(name for name, _ in one.models): one.key for one in peers} == {("a", "gpt-4o"): None, ("b",): "engine-key-1"}
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file() and "engine-key" in path.read_text()]
 
 
 def test_the_files_are_those_of_the_models_that_go(outgrown: Path, tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from greenroom.config.load import load_config_text
+from greenroom.config.yaml_out import dump
+from greenroom.deploy.build import Options, build
 from greenroom.deploy.files import write
 from greenroom.deploy.llmd_local import MODELS_MAX, Host, local
 from greenroom.deploy.llmd_local import places as places_of
@@ -109,3 +112,22 @@ def test_docker_compose_takes_the_file(tmp_path: Path) -> None:
 
 def run(argv: list[Any]) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(word) for word in argv], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_greenroom_shows_its_engines_the_keys_they_ask_for() -> None:
+    """By the variable that holds each; the keys themselves are in no file."""
+    models = {
+        "chat": {"cmd": "vllm serve org/base --port ${PORT} --api-key engine-key-1"},
+        "code": {"cmd": "vllm serve org/code --port ${PORT}", "env": {"VLLM_API_KEY": "engine-key-2"}},
+        "open": {"cmd": "vllm serve org/open --port ${PORT}"},
+    }
+    text = dump({"apiKeys": ["sk-client"], "models": models})
+    made = build(load_config_text(text, env={}), mode="engines", target="nvidia", options=Options(no_auth=True))
+    files = local(made, [Host("127.0.0.1")])
+    assert not [name for name, text in files.items() if "engine-key" in text]
+    variables = {one.model: one.key for one in made.workloads}
+    assert f"start greenroom with {variables['chat']} (of chat), {variables['code']} (of code)" in files["peers.yaml"]
+    env = {variables["chat"]: "engine-key-1", variables["code"]: "engine-key-2"}
+    assert [one.key for one in load_config_text(files["peers.yaml"], env=env).peers] == ["engine-key-1", "engine-key-2", None]
+    (told,) = [note for note in made.notes if "apiKeys" in note]
+    assert "whoever reaches open may use them" in told

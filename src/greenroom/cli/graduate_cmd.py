@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -117,6 +118,8 @@ def files(plan: Graduation, config: Config, kinds: dict[str, str], given: dict[s
     from greenroom.config.yaml_out import dump
     from greenroom.deploy.build import Options, build
     from greenroom.deploy.llmd import HEAD, LlmdOptions, llm_d
+    from greenroom.deploy.llmd_local import keys_told, peer
+    from greenroom.deploy.names import label
     from greenroom.deploy.unfit import Unfit
 
     going = {one.model: one for one in plan.futures if one.becomes != "stay"}
@@ -132,18 +135,21 @@ def files(plan: Graduation, config: Config, kinds: dict[str, str], given: dict[s
     )
     try:
         intent = build(replace(config, models=models, groups=(), preload=(), default_model=None), mode="engines", target="nvidia",
-                       options=Options(namespace=given["namespace"], no_auth=True))  # fmt: skip
+                       options=Options(namespace=given["namespace"], no_auth=True, in_cluster=True))  # fmt: skip
         made = dict(llm_d(intent, options))
     except Unfit as fault:
         raise click.ClickException(str(fault)) from fault
-    names = [name for model in models for name in (model.id, *model.aliases)]
-    peers = {"peers": {"cluster": {"proxy": "http://GATEWAY-ADDRESS", "models": names}}}
+    names: defaultdict[str, list[str]] = defaultdict(list)  # by the variable that holds their key
+    for one in intent.workloads:
+        names[one.key] += [one.model, *one.aliases]
+    peers = {"cluster" + (f"-{label(key)}" if key else ""): peer("http://GATEWAY-ADDRESS", named, key) for key, named in names.items()}
     made["peers.yaml"] = dump(
-        peers,
+        {"peers": peers},
         comments=[
             HEAD,
             "One model at a time: add it here with the address of your gateway, take it out of `models`, reload (SIGHUP).",
             "Clients keep their address and their keys.",
+            *keys_told(intent.workloads),
         ],
     )
     return made

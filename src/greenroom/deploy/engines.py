@@ -60,6 +60,11 @@ class Engines(Basis):
 
     def _tell_of_company(self, built: Sequence[Workload]) -> None:
         """Who is used to greenroom may not think of it."""
+        if self.config.keys and (open_ := [one.model for one in built if not one.key]):
+            self.notes.append(
+                f"Nobody asks for the keys of `apiKeys` without greenroom: whoever reaches {', '.join(open_)} may use them; "
+                "leave greenroom in front with these as its peers, or let what is in front ask for keys."
+            )
         on_devices = [one for one in built if one.share.count]
         if len(on_devices) > 1 and len({one.share.devices for one in on_devices}) < len(on_devices):
             self.notes.append(
@@ -145,8 +150,13 @@ class Engines(Basis):
             gpu_mib=self.options.gpu_mib.get(model.id, model.memory_mib if share.count else None),
             kind=engine.kind,
             tcp_only=ready.path is None,
+            key=self._key_of(model, engine),
             **more,
         )
+
+    def _key_of(self, model: ModelConfig, engine: Generic) -> str:
+        key = engine.engine_key()
+        return self.vault.keys.get(key, f"{variable_name(model.id)}_API_KEY") if key else ""
 
     def _client(self, model: ModelConfig, engine: Generic, name: str, host_port: int) -> Workload:
         """One whose command is `docker run …`: the same image with the same arguments, started by its own entry point."""

@@ -71,6 +71,7 @@ class Workload:
     host_port: int = 0  # where a single host publishes `port`; 0 = nowhere
     kind: str = "greenroom"  # or the engine: llama_server | vllm | sglang | tei | generic
     tcp_only: bool = False  # it speaks no HTTP that could be asked: an open port is enough
+    key: str = ""  # the variable that whoever asks it has to have its key in; "" = it asks for none
 
 
 @dataclass(frozen=True, slots=True)

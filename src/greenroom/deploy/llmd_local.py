@@ -7,7 +7,7 @@ cache and load.  greenroom stays the address that clients know, with these as it
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,7 @@ class Place:
     grpc: int
     health: int
     figures: int
+    key: str = ""  # the variable of greenroom's environment that holds the key of its engines; "" = they ask for none
 
 
 def places(workloads: Sequence[Workload]) -> list[Place]:
@@ -65,7 +66,7 @@ def places(workloads: Sequence[Workload]) -> list[Place]:
         raise Unfit(f"{len(workloads)} models are too many for one host's ports, at most {MODELS_MAX} have room: generate them in parts")
     first = [PICKER_PORT + index * PORTS_EACH for index in range(len(workloads))]
     return [
-        Place(one.name, (one.model, *one.aliases), _answers_to(one), ENVOY_PORT + index, port, port + 1, port + 2)
+        Place(one.name, (one.model, *one.aliases), _answers_to(one), ENVOY_PORT + index, port, port + 1, port + 2, one.key)
         for index, (one, port) in enumerate(zip(workloads, first, strict=True))
     ]
 
@@ -113,6 +114,7 @@ def local(intent: Intent, hosts: Sequence[Host]) -> Files:
         comments=[
             *head,
             "Add this to greenroom.yaml, and take the models named here out of `models`: clients notice nothing.",
+            *keys_told(chosen),
         ],
     )
     return files
@@ -140,7 +142,19 @@ def endpoints(workload: Workload, hosts: Sequence[Host]) -> list[dict[str, Any]]
 
 def peers(found: Sequence[Place]) -> dict[str, Any]:
     """greenroom's own configuration of them."""
-    return {"peers": {place.name: {"proxy": f"http://127.0.0.1:{place.envoy}", "models": _named(place)} for place in found}}
+    return {"peers": {place.name: peer(f"http://127.0.0.1:{place.envoy}", _named(place), place.key) for place in found}}
+
+
+def peer(address: str, models: list[str] | dict[str, str], key: str) -> dict[str, Any]:
+    """An entry of `peers`.  `key`: the variable that holds it; "" = none."""
+    return {"proxy": address, "models": models, **({"apiKey": f"${{env.{key}}}"} if key else {})}
+
+
+def keys_told(workloads: Iterable[Workload]) -> list[str]:
+    """A comment on keys that engines ask for, if any does: greenroom shows them in its clients' stead."""
+    named = {one.key: one.model for one in workloads if one.key}
+    said = ", ".join(f"{variable} (of {model})" for variable, model in named.items())
+    return [f"The engines ask for keys: start greenroom with {said} in its environment."] if named else []
 
 
 def _named(place: Place) -> list[str] | dict[str, str]:
