@@ -6,7 +6,7 @@ apart from our own drift, and counts only where it eats into what we may plan wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from .facts import Device
@@ -83,13 +83,13 @@ class Book:
         pools = self.pools
         return all(device not in pools or pools[device].free_mib + held.get(device, 0) >= amount for device, amount in mib.items())
 
-    def replace_devices(self, devices: tuple[Device, ...]) -> None:
-        """Take over new budgets; a device that still holds somebody stays until it is empty."""
+    def replace_devices(self, devices: tuple[Device, ...], lived_on: Collection[str] = ()) -> None:
+        """Take over new budgets; a device that still holds somebody, or on which somebody lives who holds nothing, stays."""
         wanted = {device.id: device for device in devices}
         for name, pool in list(self.pools.items()):
             if name in wanted:
                 pool.device = wanted.pop(name)
-            elif not pool.holders:
+            elif not pool.holders and name not in lived_on:
                 del self.pools[name]
         for device in wanted.values():
             self.pools[device.id] = Pool(device)

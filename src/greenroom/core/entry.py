@@ -17,6 +17,7 @@ class Wish:
 
     request: int
     operation: Operation
+    level: int | None = None  # of a sleep, where the operator has named one
 
 
 @dataclass(slots=True)

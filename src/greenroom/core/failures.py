@@ -5,7 +5,7 @@ from __future__ import annotations
 from .costs import blend
 from .entry import Entry
 from .facts import Cause, InstanceReported, State
-from .moves import reopen, switch_sleep_off
+from .moves import reopen, revive_pinned, switch_sleep_off
 from .residency import HOME, RISING, SERVING
 from .stage import EPSILON_S, Move, Stage
 from .words import gib, span
@@ -107,7 +107,6 @@ def crashed(stage: Stage, entry: Entry, report: InstanceReported) -> None:
 
 def sleep_failed(stage: Stage, entry: Entry, report: InstanceReported, before: State) -> None:
     """A sleep or a wake ended its engine: whoever waits is served by a cold start, and the second time there is no third."""
-    policy, now = stage.policy, stage.now
     waking = before is not State.GOING_TO_SLEEP
     entry.wake_failures += waking
     entry.last_error = report.why or "the engine ended by itself"
@@ -115,11 +114,24 @@ def sleep_failed(stage: Stage, entry: Entry, report: InstanceReported, before: S
     if before in SERVING:
         what = "was woken, and ended before it had answered anybody"
     stage.tell(entry, "wake_failed" if waking else "sleep_failed", f"{what}: {entry.last_error}", "warning")
+    count_sleep_fault(stage, entry)
+    rest(stage, entry, 0.0)
+
+
+def woke_out_of_memory(stage: Stage, entry: Entry, *, had_room: bool) -> None:
+    """Its engine ended on a wake for want of memory.  `had_room`: nobody else had taken what was booked for it."""
+    entry.wake_failures += 1
+    if had_room:
+        count_sleep_fault(stage, entry)
+
+
+def count_sleep_fault(stage: Stage, entry: Entry) -> None:
+    """One more sleep or wake that went wrong by itself: after some, it stops instead."""
+    policy, now = stage.policy, stage.now
     entry.sleep_faults.append(now)
     recent = sum(now - at <= policy.sleep_faults_window_s for at in entry.sleep_faults)
     if recent >= policy.sleep_faults_max and not entry.sleep_off:
         switch_sleep_off(stage, entry, f"{recent} sleeps or wakes went wrong, last: {entry.last_error}")
-    rest(stage, entry, 0.0)
 
 
 def start_failed(stage: Stage, entry: Entry, report: InstanceReported) -> None:
@@ -216,12 +228,6 @@ def recover(stage: Stage, entry: Entry) -> None:
         entry.backoff_until = 0.0
         entry.move(State.STOPPED, stage.now)
         revive_pinned(stage, entry)
-
-
-def revive_pinned(stage: Stage, entry: Entry) -> None:
-    """A pinned model comes back by itself."""
-    if entry.pinned and not (entry.held_off or entry.quarantined or entry.retire or entry.order or stage.shutting_down):
-        stage.ghost(entry, quiet=False)
 
 
 def restore(stage: Stage, entry: Entry) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from .costs import blend
 from .entry import Entry
-from .facts import Admit, Done, InstanceReported, Sleep, SleepTier, Start, State, Stop, Wake
+from .facts import Admit, Done, InstanceReported, Operation, Refuse, Sleep, SleepTier, Start, State, Stop, Wake
 from .placement import ABSENT, Choice, fall_level, host_takes, leave_s, loss_s
 from .queue import Waiting
 from .residency import FALLING, HOME, RISING, SERVING
@@ -415,14 +415,30 @@ def fell_asleep(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         stage.deny(entry, 409, "sleep_failed", f"{entry.id} cannot sleep: {why}")
         send_off(stage, entry, 0, why)
         return
-    stage.fulfil(entry, ("sleep",), f"{entry.id} is asleep at level {level}")
+    _answer_sleep(stage, entry, level)
     if instance.rehearsing:
         going = entry.order or entry.retire or stage.shutting_down
         if not going and not stage.waiting and stage.book.fits(stage.required(entry, instance.devices), entry.id):
             stage.ghost(entry, quiet=True)
         else:
             instance.rehearsing = False
+    revive_pinned(stage, entry)
     stage.wake_at(stage.now, entry)
+
+
+def _answer_sleep(stage: Stage, entry: Entry, level: int) -> None:
+    """Whoever asked for another level is told so; the others have what they wanted."""
+    for wish in [wish for wish in entry.wishes if wish.operation is Operation.SLEEP and wish.level not in (None, level)]:
+        entry.wishes.remove(wish)
+        text = f"{entry.id} was on its way to level {level} and is asleep there; wake it first to put it to sleep at level {wish.level}"
+        stage.say(Refuse(wish.request, 409, "asleep", text))
+    stage.fulfil(entry, ("sleep",), f"{entry.id} is asleep at level {level}")
+
+
+def revive_pinned(stage: Stage, entry: Entry) -> None:
+    """A pinned model comes back by itself."""
+    if entry.pinned and not (entry.held_off or entry.quarantined or entry.retire or entry.order or stage.shutting_down):
+        stage.ghost(entry, quiet=False)
 
 
 def seen_of_host(stage: Stage, report: InstanceReported) -> int | None:

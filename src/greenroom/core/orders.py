@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .entry import Entry, Wish
 from .facts import Done, Model, Operation, OperatorAsked, Refuse, SetupChanged, SleepTier, State
-from .moves import depart, dispatch, send_off
+from .moves import depart, dispatch, revive_pinned, send_off
 from .placement import fall_level, host_takes, is_idle
 from .queue import Waiting
 from .residency import HOME
@@ -101,6 +101,9 @@ def _sleep(stage: Stage, entry: Entry, event: OperatorAsked) -> None:
     if entry.pinned:
         stage.say(Refuse(event.request, 409, "pinned", f"{entry.id} is pinned, so its room stays its own; unpin it first"))
         return
+    if entry.order == "unload" or entry.retire:
+        stage.say(Refuse(event.request, 409, "leaving", f"{entry.id} is about to be stopped: {_reason(stage, entry)}"))
+        return
     again = ""
     if entry.sleep_off:  # the operator knows better: it has the first try again
         entry.sleep_off, again = "", ". It may sleep again from now on"
@@ -116,7 +119,7 @@ def _sleep(stage: Stage, entry: Entry, event: OperatorAsked) -> None:
     elif not host_takes(stage, entry, tier):
         stage.say(Refuse(event.request, 409, "no_room", _no_ram(stage, entry, tier)))
     else:
-        entry.wishes.append(Wish(event.request, Operation.SLEEP))
+        entry.wishes.append(Wish(event.request, Operation.SLEEP, event.level))
         entry.order, entry.order_level = "sleep", level
         stage.ordered[entry.id] = entry
 
@@ -144,10 +147,21 @@ def _pin(stage: Stage, entry: Entry, event: OperatorAsked) -> None:
     stage.tell(entry, "pinned" if entry.pinned else "unpinned", f"{event.operation.value}ned by an operator")
     if entry.pinned:
         entry.held_off = False
-        if entry.state in (State.STOPPED, State.ASLEEP) and not entry.queue:
-            stage.ghost(entry, quiet=False)
+        _stay(stage, entry)
     stage.say(Done(event.request, f"{entry.id} is {event.operation.value}ned"))
     stage.wake_at(stage.now, entry)
+
+
+def _stay(stage: Stage, entry: Entry) -> None:
+    """It is pinned now: its sleep is called off where that has not begun, and it comes back where it has."""
+    if entry.order == "sleep" and entry.state is not State.GOING_TO_SLEEP:
+        entry.order = ""
+        stage.deny_all_but(entry, "unload", 409, "pinned", f"{entry.id} was pinned before it was asleep")
+        if not entry.retire:
+            stage.ordered.pop(entry.id, None)
+            _go_on(stage, entry, "it was pinned")
+    if entry.state in (State.STOPPED, State.ASLEEP) and not entry.queue:
+        stage.ghost(entry, quiet=False)  # one that is on its way to sleep comes back once it is there
 
 
 # ------------------------------------------------------------------ pursuing orders
@@ -188,6 +202,8 @@ def _leave(stage: Stage, entry: Entry) -> bool:
     is_open = all(map(stage.lane_open, devices))
     if not is_open and (level or _profiling(stage, devices)):
         return False  # nothing may move beside an engine that measures memory, or beside a wake
+    if level and entry.instance.suspect:
+        return False  # whether it lives is being looked at: word of that comes in a moment
     if is_open:
         depart(stage, devices, entry, level)
     send_off(stage, entry, level, _reason(stage, entry))
@@ -209,6 +225,7 @@ def _finish_order(stage: Stage, entry: Entry) -> bool:
     entry.order = ""
     stage.ordered.pop(entry.id, None)
     stage.wake_at(stage.now, entry)  # its ladder was not looked at while it was under order
+    revive_pinned(stage, entry)
     if entry.queue:
         stage.waiting.add(entry)
     return True
@@ -228,8 +245,7 @@ def _succeed(stage: Stage, entry: Entry) -> None:
     if entry.successor is None:
         stage.refuse_all(entry, 404, "unknown_model", f"{entry.id} was removed from the configuration")
         stage.deny(entry, 404, "unknown_model", f"{entry.id} was removed from the configuration")
-        del stage.entries[entry.id]
-        stage.count_pins()
+        stage.forget(entry)
         return
     entry.model, entry.successor = entry.successor, None
     entry.need_mib, entry.need_source = entry.model.need_mib, entry.model.need_source
@@ -352,7 +368,8 @@ def reload(stage: Stage, event: SetupChanged) -> None:
     """Take over a new configuration: unchanged engines go on, changed ones drain and start anew, removed ones drain."""
     setup = event.setup
     stage.policy = setup.policy
-    stage.book.replace_devices(setup.devices)
+    lived_on = {device for entry in stage.entries.values() if entry.state not in HOME for device in entry.instance.devices}
+    stage.book.replace_devices(setup.devices, lived_on)
     stage.groups = setup.groups
     wanted = {model.id: model for model in setup.models}
     stage.conflicts = conflicts_of(setup.groups, list(wanted))
@@ -378,8 +395,8 @@ def _keep(stage: Stage, entry: Entry, model: Model) -> None:
     if entry.retire:
         _reinstate(stage, entry)
     dispatch(stage, entry)  # it may take more at once now
-    if is_told_anew and model.pinned and entry.state is State.STOPPED and not entry.queue:
-        stage.ghost(entry, quiet=False)
+    if is_told_anew and model.pinned:
+        _stay(stage, entry)
     stage.wake_at(stage.now, entry)
 
 
@@ -397,10 +414,16 @@ def _reinstate(stage: Stage, entry: Entry) -> None:
     if entry.order:
         return
     stage.ordered.pop(entry.id, None)
+    _go_on(stage, entry, "its definition is back")
+
+
+def _go_on(stage: Stage, entry: Entry, why: str) -> None:
+    """It need not leave any more, at least for nobody's order."""
     if entry.state is State.DRAINING and stage.move_of(entry) is None:
         entry.move(State.READY, stage.now)
         stage.waiting.drop(entry)
-        stage.tell(entry, "reopened", "its definition is back: it goes on serving")
+        stage.tell(entry, "reopened", f"{why}: it goes on serving")
+        dispatch(stage, entry)
 
 
 def _retire(stage: Stage, entry: Entry, why: str) -> None:

@@ -129,8 +129,13 @@ def _watch(stage: Stage, move: Move) -> None:
     target = move.target
     if move.phase is Phase.STARTING and target is not None and target.state is State.STARTING and not target.queue:
         stage.decide_by(max(stage.now + RETRY_S, move.phase_at + 1.5 * target.costs.up(target.model)))
-    elif move.phase is Phase.GATING and stage.policy.drain_timeout_s is not None:
-        stage.decide_by(move.began_at + stage.policy.drain_timeout_s)
+    elif move.phase is Phase.GATING and (limit_s := stage.policy.drain_timeout_s) is not None and _drains(stage, move):
+        stage.decide_by(move.began_at + limit_s)
+
+
+def _drains(stage: Stage, move: Move) -> bool:
+    """Whether requests in flight are what it waits for."""
+    return any(stage.entries[name].instance.in_flight for name in move.victims)
 
 
 def _could_start(stage: Stage, entry: Entry) -> bool:
@@ -515,10 +520,14 @@ def relieve(stage: Stage, device: str) -> bool:
     sleepers: list[Item] = []
     for name in pool.holders:
         other = stage.entries[name]
+        if other.order or other.retire or other.instance.suspect:
+            continue  # it goes anyway, or whether it lives is being looked at
         if other.state is State.READY and is_idle(other) and not other.instance.in_flight and not other.pinned:
             if all(map(stage.lane_open, other.instance.devices)):
                 level = fall_level(stage, other) if other.model.sleep else 0
                 frees = freed_by(stage, other, level)
+                if level and not frees.get(device):  # asleep it would hold as much here
+                    level, frees = 0, freed_by(stage, other, 0)
                 items.append(Item(other, worth_of(stage, other, level, frees), frees, level))
         elif other.state is State.ASLEEP and not other.pinned and not other.queue and all(map(stage.lane_open, other.instance.devices)):
             sleepers.append(_sleeper_item(stage, other, device))

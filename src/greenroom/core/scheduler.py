@@ -38,7 +38,7 @@ from .facts import (
     Ticked,
     Verify,
 )
-from .failures import ended, raise_need, recover
+from .failures import MEMORY, count_sleep_fault, ended, raise_need, recover, woke_out_of_memory
 from .moves import advance, became_ready, dispatch, fell_asleep, learn_down, note_measured, send_off
 from .orders import admit_model, asked, ladder, may_rehearse, pursue, reload
 from .placement import is_idle
@@ -359,9 +359,12 @@ class Scheduler:
         if entry is None or event.generation != entry.instance.generation or entry.state in HOME:
             return False  # word of an engine that is gone already
         if event.state is State.STOPPED:
+            woken = stage.required(entry, entry.instance.devices) if entry.state is State.WAKING and event.cause in MEMORY else None
             ended(stage, entry, event)
             for sample in event.samples:  # whoever takes the room must know what others took of it meanwhile
                 self._measured(sample)
+            if woken is not None:
+                woke_out_of_memory(stage, entry, had_room=stage.book.fits(woken, entry.id))
         elif event.state is State.READY:
             if entry.state is State.STOPPING or (entry.state is State.WAKING and event.took_s is None):
                 return False  # it got ready just as it was stopped: STOPPED follows; or only a look at it, while it is woken
@@ -386,6 +389,8 @@ class Scheduler:
             self._measured(sample)
         if woken_in_vain:
             if entry.wake_ooms > 1:
+                if stage.book.fits(stage.required(entry, entry.instance.devices), entry.id):
+                    count_sleep_fault(stage, entry)
                 send_off(stage, entry, 0, "there was no room to wake it twice in a row")  # in its move's lane; a cold start follows
             else:
                 if move is not None and move.target is entry:
@@ -430,11 +435,13 @@ class Scheduler:
         return bool(stage.waiting or stage.moves or stage.ordered or pool.high_samples)
 
     def _residue(self, entry: Entry, device: str, mib: int) -> None:
-        """A sleeper is booked as what it is seen to hold, and expected to hold that the next time."""
+        """A sleeper is booked as what it is seen to hold, and expected to hold that the next time: less only by its own word of
+        a sleep, as one that has died without anybody knowing yet holds nothing."""
         held = dict(self._stage.book.of(entry.id))
         held[device] = entry.measured_mib[device] = mib
         if not entry.wake_ooms:  # what a wake in vain has mapped is no measure of the next sleep
-            entry.costs.residue_mib[entry.instance.level] = max(held.get(each, 0) for each in entry.instance.devices)
+            residues, level = entry.costs.residue_mib, entry.instance.level
+            residues[level] = max(residues.get(level, 0), *(held.get(each, 0) for each in entry.instance.devices))
         self._stage.book.set(entry.id, held)
         self._stage.touched.add(entry.id)
 

@@ -109,6 +109,13 @@ class Stage:
         finally:
             self.now, self.outlook, self.items, self.idle_items = before
 
+    def forget(self, entry: Entry) -> None:
+        """It is in no configuration any more, and nothing is left of it: whoever waited for it to leave need not."""
+        for move in self.moves:
+            move.victims.pop(entry.id, None)
+        del self.entries[entry.id]
+        self.count_pins()
+
     # ------------------------------------------------------------------ saying things
 
     def say(self, action: Action) -> None:
