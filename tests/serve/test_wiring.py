@@ -175,6 +175,18 @@ def test_learned_times_replace_the_priors() -> None:
     assert (model.need_mib, model.need_source, model.up_s, model.down_s) == (321, "measured", 4.5, 0.7)
 
 
+def test_in_host_ram_what_is_declared_is_the_least_whatever_was_measured() -> None:
+    """An engine may take it only while it works: two that were seen idle would be booked into the room of one."""
+    config = a_config(a_model(memory_mib=500, devices=("ram",)))
+    learned = Footprints(None)
+    learned.put(a_plan(config).keys["m"], Learned(10))
+    (model,) = a_plan(config, learned=learned).setup.models
+    assert (model.need_mib, model.need_floor_mib, model.need_source) == (500, 500, "declared")
+    learned.put(a_plan(config).keys["m"], Learned(700))
+    (model,) = a_plan(config, learned=learned).setup.models
+    assert (model.need_mib, model.need_floor_mib, model.need_source) == (700, 500, "measured")
+
+
 def test_what_a_model_lacks_is_told() -> None:
     """A program that is not there, or the sentence of the loader."""
     plan = a_plan(a_config(a_model("a", misconfigured="its entry is broken"), replace(a_model("b"), argv=("/no/such/engine",))))

@@ -203,8 +203,9 @@ def lower_model(
 ) -> Model:
     costs = engine.costs(estimate)
     need, source = need_of(model, estimate, learned)
-    # Untouched pages of host RAM, and a share an engine was told to take, are not free because they were not seen in use.
-    floor = (estimate.device_mib or 0) if candidates == ("ram",) or estimate.source == "flags" else 0
+    floor = floor_of(model, estimate, candidates)
+    if need is not None and need < floor:
+        need, source = floor, "declared" if floor == model.memory_mib else estimate.source
     tiers = tuple(tier_of(tier, learned) for tier in costs.tiers)
     doze = tier_of(costs.doze, learned) if costs.doze is not None and model.sleep != "off" else None
     return Model(
@@ -212,7 +213,7 @@ def lower_model(
         devices=candidates,
         need_mib=need,
         base_mib=model.memory_mib if model.memory_mib is not None else estimate.device_mib,
-        need_floor_mib=min(floor, need or floor),
+        need_floor_mib=floor,
         need_source=source,
         host_mib=model.host_memory_mib or (estimate.host_mib if candidates != ("ram",) else 0),
         devices_count=devices_count(model) if candidates != ("ram",) else 1,
@@ -234,6 +235,17 @@ def lower_model(
         misconfigured=model.misconfigured,
         digest=digest_of(model),
     )
+
+
+def floor_of(model: ModelConfig, estimate: Estimate, candidates: tuple[str, ...]) -> int:
+    """What measuring never lowers its need below.
+
+    Untouched pages of host RAM, and a share an engine was told to take, are not free because they were not seen in use:
+    an engine may take its memory only while it works, and give it back.
+    """
+    if candidates == ("ram",):
+        return model.memory_mib or estimate.device_mib or 0
+    return (estimate.device_mib or 0) if estimate.source == "flags" else 0
 
 
 def need_of(model: ModelConfig, estimate: Estimate, learned: Learned | None) -> tuple[int | None, str]:
