@@ -282,6 +282,8 @@ def test_an_engine_without_an_image_is_named() -> None:
     ("top", "entry", "found", "target"),
     [
         ({}, {"env": {"HIP_VISIBLE_DEVICES": "0"}}, "nvidia", "amd"),
+        ({}, {"cmd": "env HIP_VISIBLE_DEVICES=0 llama-server -m /m.gguf --port ${PORT}"}, "nvidia", "amd"),
+        ({}, {"cmd": "docker run --rm -p ${PORT}:8000 rocm/vllm:1 --model org/m"}, "nvidia", "amd"),
         ({}, {"env": {"ZE_AFFINITY_MASK": "0"}}, "", "intel"),
         ({"devices": {"gpu0": {"memory": "1GiB", "uuid": "GPU-a"}}}, {}, "", "nvidia"),
         ({}, {"device": "ram"}, "nvidia", "cpu"),
