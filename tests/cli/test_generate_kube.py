@@ -154,6 +154,18 @@ def test_the_plan_and_the_pods_agree(home: Path) -> None:
     assert args[args.index("--gpu-memory-utilization") + 1] == "0.90"
 
 
+def test_a_share_of_a_gpu_is_changed_in_a_command_behind_a_shell_too(home: Path) -> None:
+    """Behind greenroom's own, where the last mention counts; a script of the operator's is refused."""
+    command = "vllm serve /srv/models/agent --port ${PORT} --gpu-memory-utilization 0.45"
+    words = ("kube", "--mode", "engines", "--share-by", "mig", "--gpu-type", "H100 80GB", "--format", "plain")
+    (home / "greenroom.yaml").write_text(dump({"models": {"agent": {"cmd": f"{command} --hf-token tok-12345"}}}))
+    (one,) = controllers(by_place(read_all(run(*words).output))).values()
+    assert container(one)["args"][-2:] == ["--gpu-memory-utilization", "0.90"]
+    (home / "greenroom.yaml").write_text(dump({"models": {"agent": {"cmd": ["sh", "-c", command]}}}))
+    done = run(*words)
+    assert (done.exit_code, "agent: --gpu-memory-utilization is another on 4g.40gb" in done.output) == (1, True), done.output
+
+
 def test_what_was_said_beats_what_is_declared(home: Path) -> None:
     """A need from the command line, then the configuration, then flags; models on the CPU are left out."""
     text = run("mig", "--gpu-type", "H100-80GB", "--need", "rerank=15GiB").output

@@ -6,9 +6,11 @@ import json
 import re
 from pathlib import Path
 
+import click
 import pytest
 from ruamel.yaml import YAML
 
+from greenroom.cli import generate_llmd, generate_options, graduate_cmd
 from greenroom.config.load import load_config_text
 from tests.cli.conftest import run
 from tests.cli.test_past import written
@@ -137,9 +139,64 @@ def test_llm_d_files_come_from_a_configuration(outgrown: Path, tmp_path: Path) -
 def test_the_readme_of_llm_d_advises_only_what_the_command_takes(outgrown: Path, tmp_path: Path) -> None:
     """And nothing of what holds for one box."""
     config, out = str(outgrown / "greenroom.yaml"), tmp_path / "out"
-    assert run("generate", f"llm-d:{out}", config, "--storage-class", "shared-ssd").exit_code == 0
+    assert run("generate", f"llm-d:{out}", config, "--storage-class", "shared-ssd", "--replicas", "a=2").exit_code == 0
     readme = (out / "README.md").read_text()
     assert "(see --storage-class)" in readme
     assert "nothing makes room" not in readme
-    (claim,) = [YAML(typ="safe").load(path.read_text()) for path in (out / "modelservers").glob("persistentvolumeclaim-*cache*")]
-    assert claim["spec"]["storageClassName"] == "shared-ssd"
+    claims = [YAML(typ="safe").load(path.read_text()) for path in (out / "modelservers").glob("persistentvolumeclaim-*")]
+    assert [claim["spec"]["storageClassName"] for claim in claims] == ["shared-ssd"] * 3
+
+
+@pytest.mark.parametrize("command", ["generate", "graduate"])
+@pytest.mark.parametrize(
+    ("entry", "words", "image", "resource"),
+    [
+        ("", (), "docker.io/vllm/vllm-openai:", "nvidia.com/gpu"),
+        ("env: [HIP_VISIBLE_DEVICES=0]", (), "docker.io/vllm/vllm-openai-rocm:", "amd.com/gpu"),
+        ("env: [HIP_VISIBLE_DEVICES=0]", ("--target", "nvidia"), "docker.io/vllm/vllm-openai:", "nvidia.com/gpu"),
+        ("", ("--target", "amd", "--engine-image", "vllm=registry.local/vllm:1"), "registry.local/vllm:1", "amd.com/gpu"),
+    ],
+    ids=["nobody says", "configured", "said", "an image of one's own"],
+)
+def test_the_accelerator_is_the_configurations(
+    outgrown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    command: str, entry: str, words: tuple[str, ...], image: str, resource: str,
+) -> None:  # fmt: skip
+    """Also where only a model that stays speaks of it; else nvidia, whatever this host has; an option beats both."""
+
+    def look() -> str:
+        raise AssertionError("the host was looked at")
+
+    monkeypatch.setattr(generate_options, "found_vendor", look)
+    config, out = tmp_path / "greenroom.yaml", tmp_path / "out"
+    config.write_text(CONFIG.replace('c.gguf --port ${PORT}"', f'c.gguf --port ${{PORT}}", {entry or "name: c"}'))
+    if command == "generate":
+        done = run("generate", f"llm-d:{out}", str(config), *words)
+    else:
+        ledger = str(outgrown / "journal.sqlite")
+        done = run("graduate", "-c", str(config), "--ledger", ledger, "--since", "2h", "-o", str(out), *words)
+    assert done.exit_code == 0, done.output
+    spec = YAML(typ="safe").load((out / "modelservers" / "deployment-greenroom-a.yaml").read_text())["spec"]["template"]["spec"]
+    (box,) = spec["containers"]
+    assert box["image"].startswith(image)
+    assert [name for name in box["resources"]["limits"] if "/" in name] == [resource]
+    assert [one["key"] for one in spec["tolerations"]] == [resource]
+
+
+def test_graduate_is_told_of_the_cluster_what_generate_is(outgrown: Path, tmp_path: Path) -> None:
+    """By the same options, in the same words."""
+    told = {"target", "engine_images", "models", "models_image", "storage_class", "namespace", "provider", "gpus_per_node"}
+    commands: tuple[click.Command, ...] = (generate_llmd.llm_d, graduate_cmd.graduate)
+    generates, graduates = ({one.name: one.get_help_record(click.Context(each)) for one in each.params} for each in commands)
+    assert told <= {name for name, words in graduates.items() if words == generates.get(name)}
+    words = ("--models", "image", "--models-image", "registry.local/m:1", "--storage-class", "fast")
+    config = tmp_path / "greenroom.yaml"
+    config.write_text(CONFIG.replace("vllm serve org/a", "vllm serve /srv/a"))
+    ledger, out = str(outgrown / "journal.sqlite"), tmp_path / "out"
+    done = run("graduate", "-c", str(config), "--ledger", ledger, "--since", "2h", "-o", str(out), *words)
+    assert done.exit_code == 0, done.output
+    read = YAML(typ="safe").load
+    volumes = read((out / "modelservers" / "deployment-greenroom-a.yaml").read_text())["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "models", "image": {"reference": "registry.local/m:1", "pullPolicy": "IfNotPresent"}} in volumes
+    claims = [read(path.read_text())["spec"] for path in (out / "modelservers").glob("persistentvolumeclaim-*")]
+    assert {claim["storageClassName"] for claim in claims} == {"fast"}

@@ -152,6 +152,8 @@ def test_secrets_are_named_never_written() -> None:
     assert workload.secret_env == (("LLAMA_API_KEY", "M_SECRET"),)
     workload = one({"cmd": "sglang serve --model-path org/m --port ${PORT} --api-key=it$is-1234"}, target="nvidia")
     assert workload.argv[:2] == ("/bin/sh", "-c")
+    assert workload.argv[2].endswith(' "$@"'), "what a writer adds reaches the engine"
+    assert workload.argv[3:] == ("sh",)
     assert workload.secret_env == (("M_SECRET", "M_SECRET"),)
     assert "1234" not in repr((workload.argv, workload.env))
 
@@ -244,6 +246,11 @@ def test_an_engine_without_greenroom_fetches_its_model_itself(reference: str, en
         ({"cmd": "llama-server -m /m.gguf --port ${PORT}"}, {"listen": "nowhere"}, "HOST:PORT"),
         ({"cmd": "llama-server -m /m.gguf --port ${PORT}"}, {"mig": "half"}, "MIG profile"),
         ({"cmd": "sh -c 'sglang serve --port ${PORT} --api-key sk-12345'"}, {"target": "nvidia"}, "holds a secret"),
+        (
+            {"cmd": "--port ${PORT} --api-key sk-12345", "container": {"image": "r/own:1"}},
+            {},
+            "what its image starts by itself is not known",
+        ),
     ],
 )
 def test_what_cannot_be_deployed_is_refused(entry: dict[str, object], options: dict[str, object], message: str) -> None:
@@ -275,6 +282,8 @@ def test_an_engine_without_an_image_is_named() -> None:
     ("top", "entry", "found", "target"),
     [
         ({}, {"env": {"HIP_VISIBLE_DEVICES": "0"}}, "nvidia", "amd"),
+        ({}, {"cmd": "env HIP_VISIBLE_DEVICES=0 llama-server -m /m.gguf --port ${PORT}"}, "nvidia", "amd"),
+        ({}, {"cmd": "docker run --rm -p ${PORT}:8000 rocm/vllm:1 --model org/m"}, "nvidia", "amd"),
         ({}, {"env": {"ZE_AFFINITY_MASK": "0"}}, "", "intel"),
         ({"devices": {"gpu0": {"memory": "1GiB", "uuid": "GPU-a"}}}, {}, "", "nvidia"),
         ({}, {"device": "ram"}, "nvidia", "cpu"),

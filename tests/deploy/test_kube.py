@@ -19,6 +19,7 @@ from greenroom.config.model import Config, KeyConfig
 from greenroom.config.yaml_out import dump
 from greenroom.deploy import compose, quadlet
 from greenroom.deploy.build import build
+from greenroom.deploy.figures import SWITCHES
 from greenroom.deploy.intent import Intent, Mount, Probe, Share, Workload
 from greenroom.deploy.kube import FORMATS, kube
 from greenroom.deploy.kube_pod import KubeOptions
@@ -170,7 +171,8 @@ def test_what_runs_is_what_was_meant(case: str) -> None:
             if "value" in item:
                 env[item["name"]] = as_kubernetes_reads(item["value"], env)
         assert {name: env[name] for name, _ in workload.env} == dict(workload.env)
-        assert [as_kubernetes_reads(word, env) for word in (*box["command"], *box["args"])] == list(workload.argv)
+        added = [SWITCHES[workload.kind]] if workload.kind in SWITCHES else []
+        assert [as_kubernetes_reads(word, env) for word in (*box["command"], *box["args"])] == [*workload.argv, *added]
         targets = {one["mountPath"]: one for one in box["volumeMounts"]}
         for mount in workload.mounts:
             is_model = mount.kind == "bind" and mount.read_only and mount.target.startswith("/models")
@@ -333,6 +335,36 @@ def test_claims_are_shared_only_where_they_must_be() -> None:
     assert made(engines(("a", "b")))["PersistentVolumeClaim", "models-models"]["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
+def test_what_an_engine_downloads_is_in_a_claim_of_its_own() -> None:
+    """Another model changes nothing of it: access modes of a claim that is there cannot be changed."""
+    entries = {name: {"cmd": f"vllm serve org/{name} --port ${{PORT}}"} for name in ("a", "b", "c")}
+
+    def claims(count: int) -> dict[str, Object]:
+        text = dump({"models": dict(list(entries.items())[:count])})
+        found = made(build(load_config_text(text, env={}), mode="engines", target="nvidia"))
+        mounted = {
+            name: [volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume]
+            for name, one in controllers(found).items()
+            for volumes in [one["spec"]["template"]["spec"]["volumes"]]
+        }
+        assert mounted == {f"greenroom-{name}": [f"greenroom-{name}-cache"] for name in list(entries)[:count]}
+        return {name: one["spec"] for (kind, name), one in found.items() if kind == "PersistentVolumeClaim"}
+
+    one, three = claims(1), claims(3)
+    assert one.items() < three.items()
+    assert [spec["accessModes"] for spec in three.values()] == [["ReadWriteOnce"]] * 3
+
+
+def test_a_claim_holds_one_thing() -> None:
+    """Two that would share one are refused, not mixed."""
+    files, written = Mount("bind", "/srv/m.gguf", "/models/m.gguf"), Mount("bind", "/models", "/out", read_only=False)
+    found = made(engines(("a",), mounts=(files, written)))
+    assert {name for kind, name in found if kind == "PersistentVolumeClaim"} == {"models-models", label("models-/models")}
+    mounts = (Mount("volume", "models-cache", "/cache", read_only=False), Mount("bind", "/a-cache", "/out", read_only=False))
+    with pytest.raises(Unfit, match="the claim models-a-cache would hold both a-cache and /a-cache"):
+        kube(engines(("a",), mounts=mounts))
+
+
 FOLDERS = (
     Mount("bind", "/srv/gguf/my model.gguf", "/models/my-model.gguf"),
     Mount("bind", "/opt/vision/", "/models/vision"),
@@ -493,6 +525,64 @@ def test_prometheus_is_let_in_only_when_asked(tmp_path: Path) -> None:
             jsonschema.validate(one, schema)
             with pytest.raises(jsonschema.ValidationError):
                 jsonschema.validate({**one, "spec": {**one["spec"], "endpoint": []}}, schema)
+
+
+def monitored(intent: Intent, folder: Path) -> dict[tuple[str, str], Object]:
+    """With the component for monitoring switched on, as kubectl makes it."""
+    overlay = put(kube(intent), folder) / "overlays" / intent.target / "kustomization.yaml"
+    overlay.write_text(overlay.read_text().replace("# components:\n#   - ", "components:\n  - "))
+    return by_place(kustomized(overlay.parent))
+
+
+def test_the_way_in_for_prometheus_is_no_other_models(tmp_path: Path) -> None:
+    """Whatever models are called: `chat-metrics` is one beside `chat`."""
+    found = monitored(engines(("chat", "chat-metrics")), tmp_path)
+    policies = {name: one["spec"] for (kind, name), one in found.items() if kind == "NetworkPolicy"}
+    ways_in = {
+        one["podSelector"]["matchLabels"]["app.kubernetes.io/instance"]
+        for one in policies.values()
+        if "namespaceSelector" in one["ingress"][0]["from"][0]
+    }
+    assert (len(policies), ways_in) == (4, {"chat", "chat-metrics"})
+
+
+def test_only_pages_that_are_there_are_asked_for(tmp_path: Path) -> None:
+    """Switched on where a word does it, at the path and with the key that it wants; what has none is left out, and that is said."""
+    entries: dict[str, dict[str, Any]] = {
+        "llama": {"cmd": "llama-server -m /srv/a.gguf --port ${PORT} --api-prefix /x --api-key sk-12345"},
+        "told": {"cmd": "llama-server -m /srv/a.gguf --port ${PORT}", "env": {"LLAMA_ARG_ENDPOINT_METRICS": "1"}},
+        "sleeps": {"cmd": "llama-server -m /srv/a.gguf --port ${PORT} --sleep-idle-seconds 60"},
+        "locked": {"cmd": "llama-server -m /srv/a.gguf --port ${PORT} --api-key-file /srv/key"},
+        "script": {"cmd": "sh -c 'exec llama-server -m /srv/a.gguf --host 0.0.0.0 --port ${PORT}'"},
+        "sglang": {"cmd": "sglang serve --model-path org/s --port ${PORT} --admin-api-key=sk-67890"},
+        "vllm": {"cmd": "vllm serve org/v --port ${PORT} --api-key sk-12345"},
+        "tei": {"cmd": "text-embeddings-router --model-id a/b --port ${PORT}"},
+        "own": {"cmd": "my-engine --port ${PORT}", "container": {"image": "r/own:1"}},
+    }
+    intent = build(load_config_text(dump({"models": entries}), env={}), mode="engines", target="nvidia")
+    found = monitored(intent, tmp_path)
+    endpoints = {
+        name.removeprefix("greenroom-"): one["spec"]["endpoints"][0] for (kind, name), one in found.items() if kind == "ServiceMonitor"
+    }
+    assert {name: one["path"] for name, one in endpoints.items()} == {
+        "llama": "/x/metrics",
+        **dict.fromkeys(("told", "sglang", "vllm", "tei"), "/metrics"),
+    }
+    keys = {name: one["authorization"]["credentials"] for name, one in endpoints.items() if "authorization" in one}
+    assert keys == {"llama": {"name": "greenroom-secrets", "key": dict(intent.workloads[0].secret_env)["LLAMA_API_KEY"]}}
+    words = {name.removeprefix("greenroom-"): container(one)["args"] for name, one in controllers(found).items()}
+    assert {name for name, args in words.items() if args[-1] == SWITCHES["llama_server"]} == {"llama"}
+    assert {name for name, args in words.items() if args[-1] == SWITCHES["sglang"]} == {"sglang"}
+    said = "that may be asked: sleeps, locked, script, own.\n"
+    assert said in (tmp_path / "components" / "monitoring" / "kustomization.yaml").read_text()
+    assert said in kube(intent, "helm")["values.yaml"]
+
+
+def test_where_nobody_can_be_watched_there_is_no_component() -> None:
+    """An empty one is an error to kustomize."""
+    files = kube(engines(("a",), kind="generic", source=None))
+    assert not any("monitoring" in name for name in files)
+    assert "monitoring" not in files["overlays/nvidia/kustomization.yaml"]
 
 
 def test_a_set_of_any_name_can_be_written() -> None:

@@ -118,7 +118,7 @@ def test_the_pod_of_greenroom_serves(tmp_path: Path, llama_server: Path, tiny_ch
 
 @pytest.mark.parametrize("form", ["kustomize", "plain"])
 def test_the_pod_of_an_engine_serves(form: str, tmp_path: Path, llama_server: Path, tiny_chat: Path, free_port: Callable[[], int]) -> None:
-    """One pod a model: it answers on the port of its Service by the model's name, and is ready by its own probe."""
+    """One pod a model: it answers on the port of its Service by the model's name, is ready by its own probe, and has figures."""
     start_port = free_port()
     config(tmp_path, tiny_chat, llama_server, free_port(), start_port)
     found = objects(tmp_path / "out", "--mode", "engines", cwd=tmp_path)
@@ -137,5 +137,7 @@ def test_the_pod_of_an_engine_serves(form: str, tmp_path: Path, llama_server: Pa
     with running([str(llama_server), *(word.replace("0.0.0.0", "127.0.0.1") for word in words)], env, tmp_path / "log") as process:
         until_healthy(process, start_port, tmp_path / "log")
         assert probe(box, "readiness", start_port) == 200
+        with urllib.request.urlopen(f"http://127.0.0.1:{start_port}/metrics", timeout=DOWN_S_MAX) as figures:
+            assert b"llamacpp:" in figures.read()
         answer = ask(start_port, "org/tiny:1 q4")
         assert answer["model"] == controller["metadata"]["annotations"]["dev.greenroom/model"] == "org/tiny:1 q4"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -16,9 +18,12 @@ import kubernetes_validate
 import pytest
 from ruamel.yaml import YAML
 
+from greenroom.config.load import load_config_text
 from greenroom.config.model import Config, ModelConfig
+from greenroom.config.yaml_out import dump
+from greenroom.deploy.build import Options, build
 from greenroom.deploy.files import write
-from greenroom.deploy.intent import Intent, Probe, Share, Workload
+from greenroom.deploy.intent import Intent, Mount, Probe, Share, Workload
 from greenroom.deploy.llmd import LlmdOptions, llm_d
 from greenroom.deploy.llmd_objects import MODEL_HEADER, POOL_LABEL
 from greenroom.deploy.names import labels
@@ -279,6 +284,128 @@ def test_a_first_start_has_time_to_fetch_what_it_serves() -> None:
     assert seconds["chat"] >= 3600
     assert seconds["embed"] < 600
     assert chat["spec"]["progressDeadlineSeconds"] > seconds["chat"]
+
+
+CACHE = Mount("volume", "greenroom-cache", "/cache", read_only=False)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "pods"),
+    [
+        (1, LlmdOptions(), 1),
+        (1, LlmdOptions(replicas={"a": 2}), 2),
+        (16, LlmdOptions(), 2),
+        (16, LlmdOptions(replicas={"a": 2}), 4),
+        (1, LlmdOptions(occasional=frozenset({"a"})), 1),
+        (1, LlmdOptions(occasional=frozenset({"a"}), replicas_max={"a": 3}), 3),
+    ],
+)
+def test_as_many_nodes_as_a_model_has_pods_can_mount_its_cache(gpus: int, options: LlmdOptions, pods: int) -> None:
+    """Copies, nodes of each, and what KEDA adds; a model beside it has no part in it."""
+    files = made(replace(workload("a", gpus=gpus), mounts=(CACHE,)), replace(workload("b"), mounts=(CACHE,)), options=options)
+    claims = {one["metadata"]["name"]: one["spec"]["accessModes"] for one in of_kind(files, "PersistentVolumeClaim")}
+    mode = "ReadWriteOnce" if pods == 1 else "ReadWriteMany"
+    assert claims == {"greenroom-a-cache": [mode], "greenroom-b-cache": ["ReadWriteOnce"]}
+    said = re.findall(r"(\d+) pods mount the claim (\S+): its storage class must offer ReadWriteMany", files["README.md"])
+    assert said == ([] if pods == 1 else [(str(pods), "greenroom-a-cache")])
+    assert ("A claim that is there keeps its access modes" in files["README.md"]) == (pods > 1)
+
+
+def configured(entries: dict[str, Any], options: LlmdOptions | None = None) -> dict[str, str]:
+    """As the command does it."""
+    config = load_config_text(dump({"models": entries}), env={})
+    return dict(llm_d(build(config, mode="engines", target="nvidia", options=Options(no_auth=True)), options or LlmdOptions()))
+
+
+def test_words_reach_an_engine_whose_command_holds_a_secret(tmp_path: Path) -> None:
+    """Such a command goes through a shell: started for real, the engine sees all of them, and the names of clients count."""
+    command = "vllm serve org/base --served-model-name own --port ${PORT} --hf-token tok-12345 --tensor-parallel-size 16"
+    (spread,) = of_kind(configured({"c": {"cmd": command, "aliases": ["gpt 4"]}}), "LeaderWorkerSet")
+    stand_in = tmp_path / "vllm"
+    stand_in.write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
+    stand_in.chmod(0o755)
+    parser = argparse.ArgumentParser()
+    for flag, more in (("--served-model-name", {"nargs": "+"}), ("--hf-token", {}), ("--nnodes", {}), ("--node-rank", {})):
+        parser.add_argument(flag, **more)
+    seen = []
+    for part in ("leaderTemplate", "workerTemplate"):
+        (box,) = spread["spec"]["leaderWorkerTemplate"][part]["spec"]["containers"]
+        (secret,) = [each["name"] for each in box["env"] if each["name"].endswith("_SECRET")]
+        given = {"PATH": f"{tmp_path}:/usr/bin:/bin", secret: "it's $a secret"}
+        done = subprocess.run([*box["command"], *box["args"]], env=given, capture_output=True, text=True, timeout=60, check=True)
+        words = done.stdout.split("\0")[:-1]
+        read, rest = parser.parse_known_args(words)
+        assert (read.served_model_name, read.hf_token, read.nnodes) == (["c", "gpt 4"], "it's $a secret", "2")
+        seen.append((read.node_rank, "--headless" in rest))
+    assert seen == [("0", False), ("$(LWS_WORKER_INDEX)", True)]
+
+
+NAMED = "exec vllm serve org/base --host 0.0.0.0 --port ${PORT}"
+
+
+def test_a_script_that_answers_to_the_right_names_is_left_as_it_is() -> None:
+    """By a flag in it, by the model's own name, or because it hands words on."""
+    files = configured(
+        {
+            "chat": {"cmd": ["sh", "-c", f"{NAMED} --served-model-name chat gpt-4o"], "aliases": ["gpt-4o"]},
+            "org/base": {"cmd": ["sh", "-c", NAMED]},
+            "open": {"cmd": ["sh", "-c", f'{NAMED} "$@"', "sh"]},
+        }
+    )
+    words = {one["metadata"]["annotations"]["dev.greenroom/model"]: container(one)["args"] for one in of_kind(files, "Deployment")}
+    assert len(words["chat"]) == len(words["org/base"]) == 2
+    assert words["open"][2:] == ["sh", "--served-model-name", "open"]
+
+
+@pytest.mark.parametrize(
+    ("command", "gpus", "said"),
+    [
+        (["sh", "-c", NAMED], 1, "c: clients send this name .* write `--served-model-name c 'gpt 4'` into it"),
+        (["sh", "-c", f"{NAMED} --served-model-name c"], 1, "write `--served-model-name c 'gpt 4'` into it"),
+        (["sh", "-c", f'{NAMED} "$@"'], 1, "write `--served-model-name c 'gpt 4'` into it"),
+        (["sh", "-c", f"{NAMED} --served-model-name c 'gpt 4'"], 16, "spread over 2 nodes, .* write the engine's own command"),
+    ],
+    ids=["no name", "no alias", "its first word would be $0", "nodes"],
+)
+def test_a_script_that_would_swallow_words_is_refused(command: list[str], gpus: int, said: str) -> None:
+    """With what to do."""
+    with pytest.raises(Unfit, match=said):
+        configured({"c": {"cmd": command, "aliases": ["gpt 4"], "devices_count": gpus}})
+
+
+def test_no_object_has_the_name_of_another() -> None:
+    """Whatever models are called: what stands beside one is called like no other, in any folder, nor like what the charts make."""
+    names = ("chat", "chat-metrics", "chat-set", "chat-epp", "chat-pool", "chat-names", "chat-cache")
+    files = made(*(replace(workload(name, gpus=16 if name == "chat" else 1), mounts=(CACHE,)) for name in names))
+    objects = [value for folder in ("modelservers", "routing", "monitoring") for value in values(files, folder)]
+    for value in objects:
+        judged(value)
+    places = [(value["kind"], value["metadata"]["name"]) for value in objects]
+    assert len(set(places)) == len(places)
+    pickers = [one["spec"]["endpointPickerRef"]["name"] for one in of_kind(files, "InferencePool")]
+    assert len(set(pickers)) == len(names)
+    assert not {("Service", picker) for picker in pickers} & set(places)
+
+
+def test_only_engines_with_figures_are_watched() -> None:
+    """Switched on where a word does it; the pickers of SGLang read them too.  Who is left out is said."""
+    files = configured(
+        {
+            "llama": {"cmd": "llama-server -m /srv/a.gguf --port ${PORT} --api-key sk-12345"},
+            "sglang": {"cmd": "sglang serve --model-path org/s --port ${PORT}"},
+            "own": {"cmd": "my-engine --port ${PORT}", "container": {"image": "r/own:1"}},
+        }
+    )
+    monitors = {one["metadata"]["name"]: one["spec"]["podMetricsEndpoints"][0] for one in of_kind(files, "PodMonitor")}
+    assert {name: one["path"] for name, one in monitors.items()} == {"greenroom-llama": "/metrics", "greenroom-sglang": "/metrics"}
+    assert monitors["greenroom-llama"]["authorization"]["credentials"] == {"name": "greenroom-secrets", "key": "LLAMA_SECRET"}
+    args = {one["metadata"]["annotations"]["dev.greenroom/model"]: container(one)["args"] for one in of_kind(files, "Deployment")}
+    assert ("--metrics" in args["llama"], "--enable-metrics" in args["sglang"]) == (True, True)
+    for text in (files["README.md"], files["monitoring/kustomization.yaml"]):
+        assert "no page of figures that may be asked: own.\n" in text
+    alone = configured({"own": {"cmd": "my-engine --port ${PORT}", "container": {"image": "r/own:1"}}})
+    assert not any(name.startswith("monitoring/") for name in alone)
+    assert "apply -k monitoring" not in alone["README.md"]
 
 
 def test_what_has_to_be_done_first_is_in_the_readme() -> None:

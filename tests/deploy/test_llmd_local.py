@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,81 @@ def test_every_replica_on_every_host_is_an_endpoint() -> None:
     assert [(one["address"], one["port"]) for one in endpoints] == [("10.0.0.10", "8000"), ("10.0.0.10", "8001"), ("10.0.0.11", "8000")]
     assert len({one["name"] for one in endpoints}) == 3
     assert {one["labels"]["model"] for one in endpoints} == {"Org/Chat"}
+
+
+def spots(files: dict[str, str]) -> dict[str, list[tuple[str, int]]]:
+    """Folder of a model -> where its replicas are."""
+    return {
+        path.split("/")[0]: [(one["address"], int(one["port"])) for one in read(text)["endpoints"]]
+        for path, text in files.items()
+        if path.endswith("/endpoints.yaml")
+    }
+
+
+def configured(entries: dict[str, Any], hosts: list[Host], **top: Any) -> dict[str, str]:
+    config = load_config_text(dump({**top, "models": entries}), env={})
+    return dict(local(build(config, mode="engines", target="nvidia", options=Options(no_auth=True)), hosts))
+
+
+def test_no_replica_listens_where_another_does() -> None:
+    """Each model has a row of ports as wide as the most replicas on a host; what a command names is kept, what docker publishes counts."""
+    entries: dict[str, Any] = {
+        **{name: {"cmd": f"vllm serve org/{name} --port ${{PORT}}"} for name in ("a", "b", "c")},
+        "fixed": {"cmd": "vllm serve org/f --port 5802", "proxy": "http://127.0.0.1:5802"},
+        "d1": {"cmd": "docker run --rm -p ${PORT}:8000 vllm/vllm-openai:1 --model org/d"},
+        "d2": {"cmd": "docker run --rm -p ${PORT}:8000 vllm/vllm-openai:1 --model org/d"},
+    }
+    files = configured(entries, [Host("10.0.0.10", 2), Host("10.0.0.11", 3), Host("10.0.0.12")])
+    found = spots(files)
+    taken = [spot for own in found.values() for spot in own]
+
+    assert len(set(taken)) == len(taken) == 6 * len(entries)
+    assert found["greenroom-fixed"][0] == ("10.0.0.10", 5802)
+    for own in found.values():
+        first = own[0][1]
+        assert own == [
+            *(("10.0.0.10", first + index) for index in range(2)),
+            *(("10.0.0.11", first + index) for index in range(3)),
+            ("10.0.0.12", first),
+        ]
+    blocks = sorted(own[0][1] for own in found.values())
+    assert all(later - earlier >= 3 for earlier, later in pairwise(blocks))
+
+
+def test_the_readme_has_the_ports_that_the_pickers_read() -> None:
+    """Who starts a replica looks there; SGLang's figures have to be switched on by hand."""
+    entries = {"a|b": {"cmd": "vllm serve org/a --port ${PORT}"}, "s": {"cmd": "sglang serve --model-path org/s --port ${PORT}"}}
+    files = configured(entries, [Host("10.0.0.10", 2), Host("10.0.0.11")])
+    rows = dict(re.findall(r"^\| (\S+) \| (\d+ to \d+ \| \d+) \|$", files["README.md"], re.MULTILINE))
+    ports = [[port for _, port in own] for own in spots(files).values()]
+    assert list(rows) == ["a\\|b", "s"]
+    assert list(rows.values()) == [f"{first} to {second} | {other}" for first, second, other in ports]
+    assert "s: its picker reads its figures, which it has with `--enable-metrics` only." in files["README.md"]
+
+
+def test_model_servers_leave_the_ports_of_pickers_and_envoys_alone() -> None:
+    """They may run on the same host."""
+    entries = {f"m{index}": {"cmd": f"vllm serve org/{index} --port ${{PORT}}"} for index in range(4)}
+    files = configured(entries, [Host("127.0.0.1", 2)], startPort=8078)
+    services = read(files["compose.yaml"])["services"]
+    own = {int(word.rpartition("=")[2]) for one in services.values() for word in one["command"] if "port=" in word}
+    own |= {int(peer["proxy"].rpartition(":")[2]) for peer in read(files["peers.yaml"])["peers"].values()}
+    assert len(own) == 16
+    assert not own & {port for spot in spots(files).values() for _, port in spot}
+
+
+def test_ports_end() -> None:
+    """A model whose replicas would stand beyond the last one is refused, with what to do."""
+    entries = {name: {"cmd": f"vllm serve org/{name} --port ${{PORT}}"} for name in ("a", "b", "c")}
+    assert max(port for own in spots(configured(entries, [Host("10.0.0.1", 2)], startPort=65530)).values() for _, port in own) == 65535
+    with pytest.raises(Unfit, match=r"c: no 2 ports in a row are left from startPort 65531 to 65535 .* fewer replicas"):
+        configured(entries, [Host("10.0.0.1", 2)], startPort=65531)
+
+
+def test_a_host_is_named_once() -> None:
+    """Its replicas would be counted from the same port twice."""
+    with pytest.raises(Unfit, match=r"10\.0\.0\.1 is named more than once"):
+        local(intent(workload("a")), [Host("10.0.0.1"), Host("10.0.0.1", 2)])
 
 
 def test_greenroom_finds_envoy_envoy_its_picker_and_the_picker_its_endpoints() -> None:

@@ -98,3 +98,13 @@ def test_assignments_on_the_way_are_the_engines_environment() -> None:
 
     assert dict(unwrapped.env) == {"A": "1", "B": "2"}
     assert unwrapped.shell
+
+
+def test_a_script_may_hand_on_what_stands_behind_it() -> None:
+    """The word after the script is its $0, those behind are its own."""
+    script = 'exec vllm serve "$@" --port 1'
+    assert (
+        unwrap(["sh", "-c", script, "sh", "org/m", "--x", "a b"]).argv
+        == ("exec", "vllm", "serve", "org/m", "--x", "a b", "--port", "1")[1:]
+    )
+    assert unwrap(["sh", "-c", "exec vllm serve", "sh", "org/m"]).argv == ("vllm", "serve")

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from greenroom.cli.generate_options import emit, inputs, intent_of, output, shape
+from greenroom.cli.generate_options import emit, inputs, intent_of, models, models_image, output, shape, storage_class
 
 if TYPE_CHECKING:
     from greenroom.deploy.intent import Files, Intent
 
 FORMS = ("kustomize", "helm", "plain")
-MODELS = ("pvc", "image", "hostpath")
 CONTROLLERS = ("deployment", "statefulset")
 SHARING = ("mig", "mps", "time-slicing")
 # What is handed on to the writer as it is.
@@ -34,12 +33,12 @@ WRITERS = (
 @shape
 @click.option("--format", "form", type=click.Choice(FORMS), default="kustomize", show_default=True, help="A tree, a chart, or one file.")
 @click.option("--namespace", default="default", show_default=True, metavar="NAME", help="Where it goes.")
-@click.option("--models", type=click.Choice(MODELS), default="pvc", show_default=True, help="What brings the model files.")
-@click.option("--models-image", default="", metavar="IMAGE", help="The image that holds them, with --models image.")
+@models
+@models_image
 @click.option("--models-image-path", default="models", show_default=True, metavar="PATH", help="The folder in it that holds them.")
 @click.option("--models-size", default="100Gi", show_default=True, metavar="SIZE", help="Of the claim for models, and of caches.")
 @click.option("--state-size", default="10Gi", show_default=True, metavar="SIZE", help="Of other claims.")
-@click.option("--storage-class", default="", metavar="CLASS", help="Of all claims [default: the cluster's].")
+@storage_class
 @click.option("--controller", type=click.Choice(CONTROLLERS), default="deployment", show_default=True, help="What runs greenroom itself.")
 @click.option(
     "--accelerator", default="", metavar="RESOURCE", help="What pods ask for [default: the vendor's], such as nvidia.com/gpu.shared."

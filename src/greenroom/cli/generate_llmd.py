@@ -7,7 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from greenroom.cli.generate_options import emit, gpus_per_node, inputs, intent_of, namespace, output, provider
+from greenroom.cli.generate_options import (
+    config_of,
+    emit,
+    engine_image,
+    engines_of,
+    gpus_per_node,
+    inputs,
+    models,
+    models_image,
+    namespace,
+    output,
+    provider,
+    storage_class,
+    target,
+)
 
 if TYPE_CHECKING:
     from greenroom.deploy.llmd_local import Host
@@ -15,21 +29,19 @@ if TYPE_CHECKING:
 
 @click.command("llm-d")
 @inputs
-@click.option(
-    "--target", type=click.Choice(["nvidia", "amd", "intel", "cpu"]), default="nvidia", show_default=True, help="The accelerator."
-)
+@target
 @provider
 @click.option("--gateway", default="inference-gateway", show_default=True, metavar="NAME", help="What the Gateway is called.")
 @namespace
 @click.option("--name", default="greenroom", show_default=True, metavar="NAME", help="What the set is called.")
-@click.option("--engine-image", "engine_images", multiple=True, metavar="ENGINE|MODEL=IMAGE", help="An engine's image; may be repeated.")
+@engine_image
 @click.option("--replicas", multiple=True, metavar="MODEL=N", help="Copies of a model [default: 1]; may be repeated.")
 @click.option("--zero", multiple=True, metavar="MODEL", help="A model that KEDA scales to none while nobody asks; may be repeated.")
 @gpus_per_node
 @click.option("--prometheus", metavar="URL", help="Where KEDA asks for figures.")
-@click.option("--models", type=click.Choice(["pvc", "image", "hostpath"]), help="Where folders of this host come from in the cluster.")
-@click.option("--models-image", default="", metavar="IMAGE", help="The image that holds them, with --models image.")
-@click.option("--storage-class", default="", metavar="CLASS", help="Of all claims [default: the cluster's].")
+@models
+@models_image
+@storage_class
 @click.option("--no-kubernetes", is_flag=True, help="Pickers and Envoys for replicas on one or a few hosts.")
 @click.option(
     "--host", "hosts", multiple=True, metavar="IPV4[=N]", help="A host with N replicas, with --no-kubernetes [default: 127.0.0.1=1]."
@@ -40,12 +52,7 @@ def llm_d(**given: Any) -> None:
     from greenroom.deploy import llmd, llmd_local
     from greenroom.deploy.unfit import Unfit
 
-    intent = intent_of(
-        {**given, "mode": "engines", "gpus": (), "mig": "", "image": "", "listen": "", "no_auth": True},
-        extra={name: given[name] for name in ("models", "models_image", "storage_class") if given[name]},
-        namespace=given["namespace"],
-        in_cluster=not given["no_kubernetes"],
-    )
+    intent = engines_of(config_of(given["path"], given["sources"], given["engine"] or ""), given)
     try:
         if given["no_kubernetes"]:
             files = llmd_local.local(intent, hosts_of(given["hosts"]))

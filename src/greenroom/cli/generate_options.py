@@ -27,7 +27,18 @@ DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._-]*")
 # Options that change where files go, not what is in them: left out of the command that files carry.
 PLACES = ("output", "force", "diff")
 
-# What `generate llm-d` and `graduate` ask alike; a command places each where its help has it.
+# What several commands ask alike; each places them where its help has them.
+engine_image = click.option(
+    "--engine-image", "engine_images", multiple=True, metavar="ENGINE|MODEL=IMAGE", help="An engine's image; may be repeated."
+)
+models = click.option(
+    "--models", type=click.Choice(["pvc", "image", "hostpath"]), default="pvc", show_default=True, help="What brings the model files."
+)
+models_image = click.option("--models-image", default="", metavar="IMAGE", help="The image that holds them, with --models image.")
+storage_class = click.option("--storage-class", default="", metavar="CLASS", help="Of all claims [default: the cluster's].")
+
+# What `generate llm-d` and `graduate` ask alike.
+target = click.option("--target", type=click.Choice(TARGETS), help="The accelerator [default: by the configuration, else nvidia].")
 provider = click.option(
     "--provider",
     type=click.Choice(["istio", "gke", "agentgateway", "none"]),
@@ -75,7 +86,7 @@ def shape(function: _F) -> _F:
         ),
         click.option("--mig", default="", metavar="PROFILE", help="A MIG slice, such as 3g.40gb."),
         click.option("--image", default="", metavar="IMAGE", help="greenroom's own image [default: built from a Containerfile]."),
-        click.option("--engine-image", "engine_images", multiple=True, metavar="ENGINE|MODEL=IMAGE", help="An engine's image; repeatable."),
+        engine_image,
         click.option("--name", default="greenroom", show_default=True, metavar="NAME", help="What the set is called."),
         click.option("--listen", default="", metavar="HOST:PORT", help="Where a host publishes it [default: 127.0.0.1:8080]."),
         click.option("--no-auth", is_flag=True, help="Publish on a public address without API keys."),
@@ -98,10 +109,31 @@ def _with(function: _F, *decorators: Callable[[_F], _F]) -> _F:
 
 def intent_of(given: Mapping[str, Any], *, extra: Mapping[str, str] | None = None, **more: Any) -> Intent:
     """What is to be deployed, from the values of `inputs` and `shape`; `more` are further fields of build.Options."""
-    from greenroom.deploy.build import Options, build, guess_target
-    from greenroom.deploy.unfit import Unfit
+    from greenroom.deploy.build import guess_target
 
     config = config_of(given["path"], given["sources"], given.get("engine") or "")
+    target = given["target"] or ("nvidia" if given["mig"] else guess_target(config, found_vendor()))
+    return _built(config, target, given, extra=extra, **more)
+
+
+def engines_of(config: Config, given: Mapping[str, Any], *, chosen: Config | None = None, **more: Any) -> Intent:
+    """One workload a model for llm-d: of `chosen` where that is a part of the configuration, which tells the target as a whole.
+
+    What this host has does not count: files for a cluster are the same on every host.
+    """
+    from greenroom.deploy.build import guess_target
+
+    told = {"mode": "engines", "gpus": (), "mig": "", "image": "", "listen": "", "no_auth": True, **given}
+    extra = {name: given[name] for name in ("models", "models_image", "storage_class") if given[name]}
+    target = given["target"] or guess_target(config, "nvidia")
+    more |= {"namespace": given["namespace"], "in_cluster": not given.get("no_kubernetes")}
+    return _built(chosen or config, target, told, extra=extra, **more)
+
+
+def _built(config: Config, target: str, given: Mapping[str, Any], *, extra: Mapping[str, str] | None = None, **more: Any) -> Intent:
+    from greenroom.deploy.build import Options, build
+    from greenroom.deploy.unfit import Unfit
+
     options = Options(
         **{
             "name": given["name"],
@@ -118,7 +150,6 @@ def intent_of(given: Mapping[str, Any], *, extra: Mapping[str, str] | None = Non
         }
     )
     try:
-        target = given["target"] or ("nvidia" if given["mig"] else guess_target(config, found_vendor()))
         return build(config, mode=given["mode"], target=target, options=options)
     except Unfit as exc:
         raise click.ClickException(str(exc)) from exc

@@ -151,6 +151,7 @@ def _need(model: ModelConfig, gpu: GpuType, said: int | None, measured: int | No
     from greenroom.deploy.partition import Need
     from greenroom.engines.base import DeviceRef
     from greenroom.engines.detect import describe, devices_count
+    from greenroom.engines.flags import unwrap
 
     engine = describe(model)
     gpus = devices_count(model)
@@ -168,7 +169,7 @@ def _need(model: ModelConfig, gpu: GpuType, said: int | None, measured: int | No
             f"{model.id}: what it needs is not known here (its files are not, or its engine tells nothing): "
             f"write `memory:` into the configuration{f', or give --need {shlex.quote(model.id)}=SIZE' if can_be_said else ''}"
         )
-    return Need(model.id, mib, gpus, processes, source, utilization_of(model.argv))
+    return Need(model.id, mib, gpus, processes, source, utilization_of(unwrap(model.argv).argv))
 
 
 def utilization_of(argv: Sequence[str]) -> float | None:

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from greenroom.cli import client, past, text
-from greenroom.cli.generate_options import config_of, emit, gpus_per_node, namespace, provider
+from greenroom.cli.generate_options import (
+    config_of,
+    emit,
+    engine_image,
+    engines_of,
+    gpus_per_node,
+    models,
+    models_image,
+    namespace,
+    provider,
+    storage_class,
+    target,
+)
 from greenroom.cli.units import AsConfigured
 
 if TYPE_CHECKING:
@@ -20,6 +32,7 @@ if TYPE_CHECKING:
 HEADERS = ("MODEL", "BECOMES", "REPLICAS", "GPUS", "NEEDS", "IN FLIGHT", "BUSY", "WHY")
 RIGHT = frozenset({2, 3, 4, 5, 6})
 BECOMES = {"pool": "a pool", "zero": "a pool, none while idle", "stay": "stays with greenroom"}
+NAME = "greenroom"  # of the set
 POOLABLE = ("vllm", "sglang")
 PARALLEL_FLAGS = {"vllm": ("--tensor-parallel-size", "-tp"), "sglang": ("--tp", "--tp-size", "--tensor-parallel-size")}
 WHY_CELLS_MAX = 80
@@ -34,9 +47,14 @@ WHY_CELLS_MAX = 80
     metavar="SIZE",
     help="Of the cluster's GPUs, such as 80GiB [default: the largest here].",
 )
+@target
 @provider
 @namespace
+@engine_image
 @gpus_per_node
+@models
+@models_image
+@storage_class
 @click.option("-o", "--output", type=click.Path(), metavar="DIR", help="Write the files for llm-d there.")
 @click.option("--anyway", is_flag=True, help="Write them though nothing calls for it.")
 @click.option("--force", is_flag=True, help="Overwrite files that are there.")
@@ -116,15 +134,14 @@ def row(one: Future) -> tuple[str, ...]:
 def files(plan: Graduation, config: Config, kinds: dict[str, str], given: dict[str, Any]) -> dict[str, str]:
     """llm-d's, of the models that go."""
     from greenroom.config.yaml_out import dump
-    from greenroom.deploy.build import Options, build
     from greenroom.deploy.llmd import HEAD, LlmdOptions, llm_d
     from greenroom.deploy.llmd_local import keys_told, peer
     from greenroom.deploy.names import label
     from greenroom.deploy.unfit import Unfit
 
     going = {one.model: one for one in plan.futures if one.becomes != "stay"}
-    models = tuple(sized(model, going[model.id].gpus, kinds[model.id]) for model in config.models if model.id in going)
-    if not models:
+    moving = tuple(sized(model, going[model.id].gpus, kinds[model.id]) for model in config.models if model.id in going)
+    if not moving:
         raise click.ClickException("no model would go: all of them are small, unused, or served by engines that a cluster does not pool")
     options = LlmdOptions(
         provider=given["provider"],
@@ -133,9 +150,9 @@ def files(plan: Graduation, config: Config, kinds: dict[str, str], given: dict[s
         replicas_max={model: one.replicas for model, one in going.items()},
         occasional=frozenset(model for model, one in going.items() if one.becomes == "zero"),
     )
+    chosen = replace(config, models=moving, groups=(), preload=(), default_model=None)
     try:
-        intent = build(replace(config, models=models, groups=(), preload=(), default_model=None), mode="engines", target="nvidia",
-                       options=Options(namespace=given["namespace"], no_auth=True, in_cluster=True))  # fmt: skip
+        intent = engines_of(config, {**given, "name": NAME}, chosen=chosen, command="")
         made = dict(llm_d(intent, options))
     except Unfit as fault:
         raise click.ClickException(str(fault)) from fault

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 from greenroom.config.model import Config, ModelConfig
+from greenroom.deploy import docker_run
 from greenroom.deploy.basis import BuildError, Options
+from greenroom.deploy.commands import dialect
 from greenroom.deploy.engines import Engines
 from greenroom.deploy.intent import TARGETS, Intent
 from greenroom.deploy.own import Own
@@ -36,7 +38,7 @@ def build(config: Config, *, mode: str = "greenroom", target: str = "cpu", optio
 def guess_target(config: Config, found_vendor: str = "") -> str:
     """What the configuration speaks of (images, variables, UUIDs, host RAM alone), else what this host has, else cpu."""
     words = [word.lower() for model in config.models for word in (*(model.container.args if model.container else ()), *_image_words(model))]
-    variables = {name for model in config.models for name, _ in model.env}
+    variables = {name for model in config.models for name in dialect(model).env}
     if variables & set(pinning.AMD_VARIABLES) or any("rocm" in word or "/dev/kfd" in word for word in words):
         return "amd"
     if variables & {"ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"} or any("intel" in word or "xpu" in word for word in words):
@@ -50,4 +52,7 @@ def guess_target(config: Config, found_vendor: str = "") -> str:
 
 
 def _image_words(model: ModelConfig) -> tuple[str, ...]:
-    return (model.container.image,) if model.container is not None else ()
+    if model.container is not None:
+        return (model.container.image,)
+    run = docker_run.parse(model.argv)
+    return () if run is None else (run.image,)

@@ -10,13 +10,16 @@ from dataclasses import replace
 
 from greenroom.config import secrets
 from greenroom.config.model import ContainerConfig, ModelConfig
-from greenroom.deploy.intent import Mount, Share
+from greenroom.deploy.intent import Mount, Share, Workload
 from greenroom.engines.container import Containerized
-from greenroom.engines.detect import describe
+from greenroom.engines.detect import DIALECTS, describe
 from greenroom.engines.devices import LLAMA_DEVICE
 from greenroom.engines.exposure import is_loopback
+from greenroom.engines.flags import unwrap
 from greenroom.engines.generic import PORT_MACRO, Generic
 from greenroom.engines.llama_server import DEVICE
+
+HANDED_ON = '"$@"'  # in a shell's script
 
 
 def dialect(model: ModelConfig) -> Generic:
@@ -25,6 +28,13 @@ def dialect(model: ModelConfig) -> Generic:
     found = engine.inner if isinstance(engine, Containerized) else engine
     assert isinstance(found, Generic)
     return found
+
+
+def dialect_of(workload: Workload) -> Generic:
+    """The dialect of a workload's command as it stands there."""
+    known = workload.source or ModelConfig(workload.model, workload.argv)
+    argv = workload.argv if workload.args_entrypoint else ("", *workload.argv)  # the program is the image's
+    return DIALECTS.get(workload.kind, Generic)(replace(known, argv=argv, env=workload.env, container=None))
 
 
 def on_host(engine: Generic, word: str, *, inside: bool = True) -> str | None:
@@ -105,6 +115,16 @@ def shell_word(word: str, variables: Mapping[str, str]) -> str:
     longest_first = sorted(variables, key=len, reverse=True)
     pieces = re.split(f"({'|'.join(map(re.escape, longest_first))})", word)
     return "".join(f'"${{{variables[piece]}}}"' if piece in variables else shlex.quote(piece) for piece in pieces if piece) or "''"
+
+
+def in_shell(script: str) -> tuple[str, ...]:
+    """A command run by a shell that hands on the words written after it."""
+    return ("/bin/sh", "-c", f"exec {script} {HANDED_ON}", "sh")
+
+
+def takes_words(argv: Sequence[str]) -> bool:
+    """Whether words written after a command reach its program: a shell keeps them, unless its script hands them on."""
+    return not unwrap(argv).shell or any(HANDED_ON in word for word in argv[:-1])  # the first of them would be $0
 
 
 def has_key(engine: Generic) -> bool:

@@ -17,6 +17,7 @@ from greenroom.deploy.commands import (
     dialect,
     filled,
     has_key,
+    in_shell,
     is_secret,
     kept,
     on_host,
@@ -277,8 +278,13 @@ class Engines(Basis):
         variables = {value: self.vault.key(value, f"{variable_name(model.id)}_SECRET") for value in found}
         if engine.command.shell:
             raise BuildError(f"{model.id}: the script in its `cmd` holds a secret; put it into a variable under `env` and use that one")
+        if argv[:1] == (IMAGE_ENTRY,):
+            raise BuildError(
+                f"{model.id}: its arguments hold a secret, and what its image starts by itself is not known; "
+                "write the program into `cmd`, or the secret into a variable under `env`"
+            )
         script = " ".join(shell_word(word, variables) for word in argv)
-        return ("/bin/sh", "-c", f"exec {script}"), {name: name for name in variables.values()}
+        return in_shell(script), {name: name for name in variables.values()}
 
     def _caches(self, engine: Generic, env: Sequence[tuple[str, str]]) -> tuple[Mount, ...]:
         """Where it keeps what it downloads and compiles, unless the operator has named a place."""

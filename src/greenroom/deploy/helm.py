@@ -16,6 +16,7 @@ from typing import Any
 from greenroom import __version__
 from greenroom.config.errors import one_line
 from greenroom.config.yaml_out import dump, dump_all
+from greenroom.deploy import figures
 from greenroom.deploy.helm_schema import values_schema
 from greenroom.deploy.intent import Files, Intent
 from greenroom.deploy.kube_objects import (
@@ -75,7 +76,7 @@ def chart(intent: Intent, options: KubeOptions) -> Files:
     values = _values(intent, options, found)
     files = {
         "Chart.yaml": _about(intent, options),
-        "values.yaml": dump(values, comments=VALUES_NOTES),
+        "values.yaml": dump(values, comments=(*VALUES_NOTES, *figures.left_out(intent.workloads))),
         "values.schema.json": json.dumps(values_schema(values), indent=2) + "\n",
         ".helmignore": "*.orig\n*.rej\n*~\nloader/\nContainerfile\n",
         "templates/_helpers.tpl": HELPERS,

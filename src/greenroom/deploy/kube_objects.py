@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from greenroom.config.errors import one_line
+from greenroom.deploy import figures
 from greenroom.deploy.files import head
 from greenroom.deploy.intent import Intent, Workload
 from greenroom.deploy.kube_pod import (
@@ -33,7 +34,7 @@ from greenroom.deploy.kube_pod import (
     start_s_max,
     within,
 )
-from greenroom.deploy.names import label
+from greenroom.deploy.names import beside, label
 from greenroom.deploy.unfit import Unfit
 
 STATEFUL_CHARS_MAX = 52  # a label of its pods is the name and a digest
@@ -42,7 +43,6 @@ VARIABLE = r"[-._A-Za-z][-._A-Za-z0-9]*"
 CONFIG_BYTES_MAX = 1 << 20  # of a ConfigMap
 PULL_S = 1800  # an image of an inference engine may take this long to arrive before a rollout counts as stuck
 PORT_NAME = "http"
-METRICS_PATH = "/metrics"
 SCRAPE_S = 15
 CLIENT_LABEL = f"{PREFIX}/client"  # pods that may talk to engines directly
 MONITORING_NAMESPACE = "monitoring"
@@ -84,7 +84,15 @@ def settled(intent: Intent) -> Intent:
     size = len(intent.config_text.encode("utf-8"))
     if size > CONFIG_BYTES_MAX:
         raise Unfit(f"the configuration has {size:,} bytes and a ConfigMap holds {CONFIG_BYTES_MAX:,}: make it smaller")
-    return replace(intent, name=label(intent.name, chars_max=40))
+    workloads = tuple(figures.switched_on(_with_own_cache(one, intent)) for one in intent.workloads)
+    return replace(intent, name=label(intent.name, chars_max=40), workloads=workloads)
+
+
+def _with_own_cache(workload: Workload, intent: Intent) -> Workload:
+    """On one host a set shares its cache; in a cluster a claim that is shared can be had by all nodes only, and cannot change that."""
+    shared = ("volume", f"{intent.name}-cache")
+    own = f"{workload.name}-cache"
+    return replace(workload, mounts=tuple(replace(one, source=own) if (one.kind, one.source) == shared else one for one in workload.mounts))
 
 
 def objects(intent: Intent, options: KubeOptions) -> tuple[Object, ...]:
@@ -111,21 +119,31 @@ def _shared(intent: Intent, options: KubeOptions) -> Iterator[Object]:
         data = dict.fromkeys(files, intent.config_text)
         yield Object({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": config_name(intent), "labels": whole}, "data": data})
     for name, (size, users) in _claims(intent, options).items():
-        mode = "ReadWriteOnce" if len(users) == 1 else "ReadWriteMany"  # several pods may stand on several nodes
+        mode = "ReadWriteOnce" if _pods(users, options) == 1 else "ReadWriteMany"  # several pods may stand on several nodes
         yield Object(_claim(name, whole, mode, size, options), switch="persistence")
 
 
 def _claims(intent: Intent, options: KubeOptions) -> dict[str, tuple[str, set[str]]]:
     """Claim -> its size and who mounts it."""
     found: dict[str, tuple[str, set[str]]] = {}
+    held: dict[str, str] = {}  # what a claim holds
     for workload in intent.workloads:
         for mount in workload.mounts:
             if is_claim(mount, options):
+                name, what = claim_name(mount, intent), mount.source
                 size = options.models_size if mount.source.endswith("cache") else options.state_size
-                found.setdefault(claim_name(mount, intent), (size, set()))[1].add(workload.name)
             elif is_model_file(mount, options) and options.models == "pvc":
-                found.setdefault(models_claim(intent), (options.models_size, set()))[1].add(workload.name)
+                name, what, size = models_claim(intent), "the model files", options.models_size
+            else:
+                continue
+            if held.setdefault(name, what) != what:
+                raise Unfit(f"the claim {name} would hold both {held[name]} and {what}: name the volume, or the folder, otherwise")
+            found.setdefault(name, (size, set()))[1].add(workload.name)
     return dict(sorted(found.items()))
+
+
+def _pods(users: set[str], options: KubeOptions) -> int:
+    return sum(options.pods.get(name, 1) for name in users)
 
 
 def _claim(name: str, whole: dict[str, str], mode: str, size: str, options: KubeOptions) -> Value:
@@ -246,10 +264,13 @@ def monitors(intent: Intent) -> tuple[Object, ...]:
     """What Prometheus's operator reads, and the way in for it; their own kind may be unknown to a cluster."""
     found = []
     for workload in intent.workloads:
+        if not (path := figures.page(workload)):
+            continue
         meta = {"name": workload.name, "labels": labels(workload, intent)}
-        endpoint: Value = {"port": PORT_NAME, "path": METRICS_PATH, "interval": f"{SCRAPE_S}s"}
-        if not workload.model and intent.config.api_keys:
-            endpoint["authorization"] = {"credentials": {"name": secret_name(intent), "key": "METRICS_KEY"}}
+        endpoint: Value = {"port": PORT_NAME, "path": path, "interval": f"{SCRAPE_S}s"}
+        key = figures.key(workload) if workload.model else "METRICS_KEY" if intent.config.api_keys else ""
+        if key:
+            endpoint["authorization"] = {"credentials": {"name": secret_name(intent), "key": key}}
         spec: Value = {"selector": {"matchLabels": selector(workload, intent)}, "endpoints": [endpoint]}
         monitor = {"apiVersion": "monitoring.coreos.com/v1", "kind": "ServiceMonitor", "metadata": meta, "spec": spec}
         found.append(Object(monitor, switch="serviceMonitor", workload=workload.name))
@@ -257,7 +278,7 @@ def monitors(intent: Intent) -> tuple[Object, ...]:
             peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": MONITORING_NAMESPACE}}}
             rule = {"from": [peer], "ports": [{"protocol": "TCP", "port": workload.port}]}
             policy = {"podSelector": {"matchLabels": selector(workload, intent)}, "policyTypes": ["Ingress"], "ingress": [rule]}
-            extra = {"name": label(f"{workload.name}-metrics"), "labels": labels(workload, intent)}
+            extra = {"name": beside(workload.name, "metrics"), "labels": labels(workload, intent)}
             way_in = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": extra, "spec": policy}
             found.append(Object(way_in, switch="serviceMonitor", workload=workload.name))
     return tuple(found)
@@ -302,9 +323,13 @@ def comments(intent: Intent, options: KubeOptions) -> tuple[str, ...]:
         said.append("No memory limit is set where nobody has measured or estimated the need: what is asked for there is a guess.")
     if intent.mode == "greenroom" and not intent.config.api_keys:
         said.append("Without API keys greenroom answers to addresses and the names in allowed_hosts alone: add an Ingress's, or set keys.")
-    for name, (_, users) in _claims(intent, options).items():
-        if len(users) > 1:
-            said.append(f"{len(users)} workloads mount the claim {name}: its storage class must offer ReadWriteMany (see --storage-class).")
+    shared = {name: pods for name, (_, users) in _claims(intent, options).items() if (pods := _pods(users, options)) > 1}
+    said += [
+        f"{pods} pods mount the claim {name}: its storage class must offer ReadWriteMany (see --storage-class)."
+        for name, pods in shared.items()
+    ]
+    if shared:
+        said.append("A claim that is there keeps its access modes: where they are others, save what it holds and delete it first.")
     if intent.target == "amd":
         said.append("/dev/kfd belongs to the group render on most nodes: add its number to supplementalGroups if the engine is refused.")
     return tuple(said)

@@ -60,11 +60,12 @@ class KubeOptions:
     controller: str = "deployment"  # of greenroom itself, one of CONTROLLERS
     accelerator: str = ""  # the resource to ask for in place of the vendor's, such as nvidia.com/gpu.shared
     claims: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # workload -> resource -> how many, where a partition says so
+    pods: Mapping[str, int] = field(default_factory=dict)  # workload -> how many there can be; 1 where not named
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> KubeOptions:
         """From the options of an intent; Unfit where they cannot be followed."""
-        given: dict[str, Any] = {name: options[name] for name in cls.__slots__ if name != "claims" and options.get(name)}
+        given: dict[str, Any] = {name: options[name] for name in cls.__slots__ if name not in ("claims", "pods") and options.get(name)}
         found = cls(**given)
         for name, value, allowed in (("models", found.models, MODELS), ("controller", found.controller, CONTROLLERS)):
             if value not in allowed:
@@ -117,7 +118,8 @@ def models_claim(intent: Intent) -> str:
 def claim_name(mount: Mount, intent: Intent) -> str:
     """Of a volume, or of a folder of the host that is written to."""
     prefix = f"{intent.name}-"
-    return label(mount.source if mount.source.startswith(prefix) else f"{prefix}{mount.source.strip('/')}")
+    name = label(mount.source if mount.source.startswith(prefix) else f"{prefix}{mount.source.strip('/')}")
+    return label(f"{prefix}{mount.source}") if name == models_claim(intent) else name  # /models itself, to be written to
 
 
 def accelerators(workload: Workload, options: KubeOptions) -> dict[str, str]:

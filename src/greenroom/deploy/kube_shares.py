@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from greenroom.deploy.commands import takes_words
 from greenroom.deploy.intent import Intent, Workload
 from greenroom.deploy.partition import MigPlan, SharePlan, Slice
 from greenroom.deploy.partition_files import RESOURCE, UTILIZATION_FLAG, resource_of, shared_resource, utilization_on
 from greenroom.deploy.unfit import Unfit
+from greenroom.engines.flags import unwrap
 
 Claims = Mapping[str, Mapping[str, str]]  # workload -> resource -> how many
 
@@ -42,6 +44,13 @@ def _on_slice(workload: Workload, place: Slice) -> tuple[Workload, list[str]]:
         return workload, []
     share = f"{utilization_on(place.need, place.profile.memory_mib):.2f}"
     argv = list(workload.argv)
+    if unwrap(argv).shell:
+        if not takes_words(argv):
+            raise Unfit(
+                f"{workload.model}: {UTILIZATION_FLAG} is another on {place.profile.name}, and its `cmd` is a shell script, in which "
+                "nobody changes words; write the engine's own command"
+            )
+        argv += [UTILIZATION_FLAG, share]  # behind what the script says: the last mention counts
     for position, word in enumerate(argv):
         flag, equals, _ = word.partition("=")
         if flag.replace("_", "-") == UTILIZATION_FLAG:

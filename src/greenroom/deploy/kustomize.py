@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from greenroom.config.yaml_out import dump, dump_all
+from greenroom.deploy import figures
 from greenroom.deploy.intent import Files, Intent
 from greenroom.deploy.kube_objects import Object, comments, complete, monitors, objects, target_patch
 from greenroom.deploy.kube_pod import KubeOptions, Value
@@ -27,12 +28,14 @@ def kustomize(intent: Intent, options: KubeOptions) -> Files:
             files[f"{overlay}/{name}.yaml"] = dump(patch)
     listed = [{"path": f"{name}.yaml"} for name, patch in patches.items() if patch]
     body: Value = {"namespace": intent.namespace, "resources": ["../../base"], **({"patches": listed} if listed else {})}
-    files[f"{overlay}/kustomization.yaml"] = (
-        _kustomization(intent, options, body)
-        + "# With Prometheus's operator in the cluster (without it, ServiceMonitor is an unknown kind):\n"
-        + "# components:\n#   - ../../components/monitoring\n"
+    monitoring = _monitoring(intent)
+    files[f"{overlay}/kustomization.yaml"] = _kustomization(intent, options, body) + (
+        "# With Prometheus's operator in the cluster (without it, ServiceMonitor is an unknown kind):\n"
+        "# components:\n#   - ../../components/monitoring\n"
+        if monitoring
+        else ""
     )
-    files |= _monitoring(intent)
+    files |= monitoring
     return dict(sorted(files.items()))
 
 
@@ -69,12 +72,17 @@ def _patch(workload: str, found: tuple[Object, ...], wanted: Value) -> Value:
 
 
 def _monitoring(intent: Intent) -> dict[str, str]:
+    """{} where nobody can be watched."""
+    found = monitors(intent)
+    if not found:
+        return {}
     said = ["ServiceMonitors for Prometheus's operator, and the way in for pods of the namespace `monitoring`."]
     if intent.config.api_keys:
         said.append("greenroom asks for a key: put one with the scope `view` into the Secret as METRICS_KEY.")
+    said += figures.left_out(intent.workloads)
     return {
         "components/monitoring/kustomization.yaml": dump(
             {"apiVersion": COMPONENT, "kind": "Component", "resources": ["monitors.yaml"]}, comments=said
         ),
-        "components/monitoring/monitors.yaml": dump_all([one.value for one in monitors(intent)]),
+        "components/monitoring/monitors.yaml": dump_all([one.value for one in found]),
     }

@@ -7,18 +7,22 @@ cache and load.  greenroom stays the address that clients know, with these as it
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
+from greenroom.config.errors import one_line
 from greenroom.config.yaml_out import dump
+from greenroom.deploy.basis import PORTS_END
+from greenroom.deploy.figures import SWITCHES, page
 from greenroom.deploy.intent import Files, Intent, Workload
 from greenroom.deploy.llmd_router import SERVER_TYPES, picker_config
 from greenroom.deploy.llmd_versions import AS_OF, ENVOY_IMAGE, EPP_IMAGE, VERSIONS
 from greenroom.deploy.unfit import Unfit
 from greenroom.engines.container import Containerized
 from greenroom.engines.detect import describe
-from greenroom.engines.generic import Generic
+from greenroom.engines.generic import PORT_MACRO, Generic
 
 ENVOY_PORT = 8081  # of the first model; each has the next one
 PICKER_PORT = 9002  # of the first model's picker: gRPC, then health, then figures; each has PORTS_EACH of its own
@@ -41,7 +45,7 @@ DESTINATION_HEADER = "x-gateway-destination-endpoint"  # the picker writes addre
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where replicas run: a literal IPv4 address (the picker resolves no names), and the first one's port there."""
+    """Where replicas run: a literal IPv4 address (the picker resolves no names), and how many of each model."""
 
     address: str
     replicas: int = 1
@@ -59,6 +63,10 @@ class Place:
     health: int
     figures: int
     key: str = ""  # the variable of greenroom's environment that holds the key of its engines; "" = they ask for none
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        return (self.envoy, self.grpc, self.health, self.figures)
 
 
 def places(workloads: Sequence[Workload]) -> list[Place]:
@@ -81,6 +89,9 @@ def local(intent: Intent, hosts: Sequence[Host]) -> Files:
     """One folder a model, a compose file that runs pickers and Envoys, and the `peers` of greenroom's configuration."""
     for host in hosts:
         check(host)
+    addresses = [host.address for host in hosts]
+    if twice := [address for address in addresses if addresses.count(address) > 1]:
+        raise Unfit(f"{twice[0]} is named more than once: write how many replicas it has in one place, such as {twice[0]}=2")
     chosen = [one for one in intent.workloads if one.kind in SERVER_TYPES]
     if not chosen:
         kinds = ", ".join(sorted({one.kind for one in intent.workloads})) or "none"
@@ -92,11 +103,14 @@ def local(intent: Intent, hosts: Sequence[Host]) -> Files:
         f"Written for what was current in {AS_OF}: EndpointPickerConfig {VERSIONS['EndpointPickerConfig']}, Envoy {VERSIONS['Envoy']}.",
     ]
     found = places(chosen)
+    first = first_ports(
+        chosen, max(host.replicas for host in hosts), intent.config.start_port, [port for one in found for port in one.ports]
+    )
     files: dict[str, str] = {}
     for place, workload in zip(found, chosen, strict=True):
         folder = place.name
         files[f"{folder}/endpoints.yaml"] = dump(
-            {"endpoints": endpoints(workload, hosts)},
+            {"endpoints": endpoints(workload, hosts, first[workload.name])},
             comments=[
                 *head,
                 "The picker reads this again whenever it changes: write a new file beside it and rename it onto this one.",
@@ -108,7 +122,9 @@ def local(intent: Intent, hosts: Sequence[Host]) -> Files:
         files[f"{folder}/envoy.yaml"] = dump(
             envoy(place), comments=[*head, f"Clients, here greenroom, come in on 127.0.0.1:{place.envoy}."]
         )
-    files["compose.yaml"] = dump(compose(found), comments=[*head, "docker compose up -d; the model servers themselves run as they do now."])
+    files["compose.yaml"] = dump(
+        compose(found), comments=[*head, "docker compose up -d; README.md has the ports of the model servers themselves."]
+    )
     files["peers.yaml"] = dump(
         peers(found),
         comments=[
@@ -117,6 +133,7 @@ def local(intent: Intent, hosts: Sequence[Host]) -> Files:
             *keys_told(chosen),
         ],
     )
+    files["README.md"] = readme(intent, head, list(zip(found, chosen, strict=True)), hosts, first)
     return files
 
 
@@ -131,9 +148,33 @@ def check(host: Host) -> None:
         raise Unfit(f"{host.replicas} replicas on {host.address} are outside 1 to {MODELS_MAX}")
 
 
-def endpoints(workload: Workload, hosts: Sequence[Host]) -> list[dict[str, Any]]:
+def first_ports(workloads: Sequence[Workload], width: int, start: int, taken: Collection[int]) -> dict[str, int]:
+    """Workload -> the first of `width` ports that are its own on every host: where it listens now, unless they would meet others.
+
+    Ports that commands name come first.  Raises Unfit where there are not enough.
+    """
+    held = set(taken)
+    found: dict[str, int] = {}
+    for one in sorted(workloads, key=_moves):
+        tries = chain((one.host_port or one.port,), range(start, PORTS_END + 2 - width))
+        free = (port for port in tries if port + width - 1 <= PORTS_END and held.isdisjoint(range(port, port + width)))
+        if (first := next(free, 0)) == 0:
+            raise Unfit(
+                f"{one.model}: no {width} ports in a row are left from startPort {start} to {PORTS_END} for its replicas on a host; "
+                "begin lower (`startPort`), or give hosts fewer replicas"
+            )
+        found[one.name] = first
+        held.update(range(first, first + width))
+    return found
+
+
+def _moves(workload: Workload) -> bool:
+    return workload.source is None or PORT_MACRO in workload.source.proxy
+
+
+def endpoints(workload: Workload, hosts: Sequence[Host], first: int) -> list[dict[str, Any]]:
     """Replicas on one host have ports that follow each other."""
-    spots = [(host.address, workload.port + index) for host in hosts for index in range(host.replicas)]
+    spots = [(host.address, first + index) for host in hosts for index in range(host.replicas)]
     return [
         {"name": f"{workload.name}-{index}", "address": address, "port": str(port), "labels": {"model": workload.model}}
         for index, (address, port) in enumerate(spots)
@@ -197,6 +238,60 @@ def compose(found: Sequence[Place]) -> dict[str, Any]:
         services[f"{place.name}-picker"] = {**picker, **shared}
         services[f"{place.name}-envoy"] = {**front, **shared, "stop_grace_period": f"{DRAIN_S + 10}s"}
     return {"name": "llm-d", "services": services}
+
+
+def readme(
+    intent: Intent, head: Sequence[str], found: Sequence[tuple[Place, Workload]], hosts: Sequence[Host], first: Mapping[str, int]
+) -> str:
+    """Which replica listens where, and what to type."""
+    lines = [
+        f"# {intent.name} on llm-d, without Kubernetes",
+        "",
+        *head,
+        "",
+        "## Start the model servers",
+        "",
+        "Each replica is a model server that you start, on a port of its own: the first on the first port, the next on the one after it.",
+        "It listens on the address of its host, not on 127.0.0.1 alone, unless all of this runs on one.",
+        "",
+        "| model | " + " | ".join(host.address for host in hosts) + " |",
+        "|---|" + "---|" * len(hosts),
+        *(
+            f"| {_cell(one.model)} | " + " | ".join(_row_of_ports(first[one.name], host.replicas) for host in hosts) + " |"
+            for _, one in found
+        ),
+        "",
+    ]
+    if silent := [(one, SWITCHES[one.kind]) for _, one in found if one.kind in SWITCHES and not page(one)]:
+        lines += [
+            *(f"* {_cell(one.model)}: its picker reads its figures, which it has with `{switch}` only." for one, switch in silent),
+            "",
+        ]
+    lines += [
+        "## Start pickers and Envoys",
+        "",
+        "On the host where greenroom runs:",
+        "",
+        "```bash",
+        "docker compose up -d",
+        "```",
+        "",
+        "| model | Envoy | picker: requests, health, figures |",
+        "|---|---|---|",
+        *(f"| {_cell(one.model)} | 127.0.0.1:{place.envoy} | {place.grpc}, {place.health}, {place.figures} |" for place, one in found),
+        "",
+        "Then greenroom takes `peers.yaml` into its configuration.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return one_line(text).replace("|", "\\|")
+
+
+def _row_of_ports(first: int, count: int) -> str:
+    return str(first) if count == 1 else f"{first} to {first + count - 1}"
 
 
 def _mount(source: str, target: str) -> dict[str, Any]:

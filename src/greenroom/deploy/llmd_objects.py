@@ -128,15 +128,18 @@ def _quoted(text: str) -> str:
     return f'"{"".join(out)}"'
 
 
-def pod_monitor(name: str, labels: Mapping[str, str], port: str, *, interval_s: int = 15) -> dict[str, Any]:
-    """The engine's own figures; `port` is the container port's name."""
+def pod_monitor(
+    name: str, labels: Mapping[str, str], port: str, path: str, *, key: Mapping[str, str] | None = None, interval_s: int = 15
+) -> dict[str, Any]:
+    """The engine's own figures; `port` is the container port's name, `key` what opens them: a Secret's `name` and a `key` in it."""
+    locked = {"authorization": {"credentials": dict(key)}} if key else {}
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
         "metadata": {"name": name, "labels": dict(labels)},
         "spec": {
             "selector": {"matchLabels": {POOL_LABEL: labels[POOL_LABEL]}},
-            "podMetricsEndpoints": [{"port": port, "path": "/metrics", "interval": f"{interval_s}s"}],
+            "podMetricsEndpoints": [{"port": port, "path": path, "interval": f"{interval_s}s", **locked}],
         },
     }
 

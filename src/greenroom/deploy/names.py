@@ -31,3 +31,8 @@ def labels(names: Sequence[str], *, chars_max: int = LABEL_CHARS_MAX) -> dict[st
     found = {name: label(name, chars_max=chars_max) for name in names}
     assert len(set(found.values())) == len(found), "two names share a label: the digest is too short for so many"
     return found
+
+
+def beside(name: str, what: str) -> str:
+    """What stands beside the object of that name: a DNS subdomain, whose dot no label has, so it is nobody's own name."""
+    return f"{name}.{what}"

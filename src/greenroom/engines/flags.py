@@ -195,7 +195,8 @@ def _shell_script(words: list[str]) -> list[str] | None:
         if word.startswith("-") and "c" in word.lstrip("-") and not word.startswith("--"):
             if index + 1 >= len(words):
                 return None
-            return _first_command(words[index + 1])
+            handed_on = words[index + 3 :]  # the word between is $0
+            return [part for item in _first_command(words[index + 1]) for part in (handed_on if item == "$@" else (item,))]
         if not word.startswith("-"):
             return None
     return None
