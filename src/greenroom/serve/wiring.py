@@ -205,7 +205,9 @@ def lower_model(
     need, source = need_of(model, estimate, learned)
     floor = floor_of(model, estimate, candidates)
     if need is not None and need < floor:
-        need, source = floor, "declared" if floor == model.memory_mib else estimate.source
+        if floor == model.memory_mib:
+            need, source = floor, "declared"
+        floor = need  # what was measured or declared is believed before an estimate
     tiers = tuple(tier_of(tier, learned) for tier in costs.tiers)
     doze = tier_of(costs.doze, learned) if costs.doze is not None and model.sleep != "off" else None
     return Model(
