@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,12 @@ import pytest
 from greenroom.config.load import load_config_text
 from greenroom.config.model import Config
 from greenroom.config.yaml_out import dump
-from greenroom.deploy import compose, quadlet
+from greenroom.deploy import compose, quadlet, systemd
 from greenroom.deploy.build import BuildError, Options, build, guess_target
 from greenroom.deploy.containerfile import text_of
 from greenroom.deploy.intent import Mount, Workload
+from greenroom.deploy.kube import kube
+from greenroom.deploy.own import Own
 from greenroom.deploy.references import config_of, engine_of
 from greenroom.store.references import parse
 from tests.deploy import sets
@@ -158,6 +161,93 @@ def test_secrets_are_named_never_written() -> None:
     assert "1234" not in repr((workload.argv, workload.env))
 
 
+UNSPOKEN: Mapping[str, Mapping[str, object]] = {
+    "env": {
+        "cmd": "llama-server -m /m.gguf --port ${PORT}",
+        "env": {
+            "HTTPS_PROXY": "http://user:PLAINPW1@proxy:3128",
+            "PGURL": "postgres://u:PLAINPW2@db/x",
+            "OTEL_HEADERS": "a=1,authorization=Basic PLAINPW3",
+            "EXTRA_ARGS": "--api-key PLAINPW4",
+        },
+    },
+    "client": {
+        "cmd": ["docker", "run", "--rm", "-p", "${PORT}:80", "-e", "HTTPS_PROXY=http://u:PLAINPW@p", "-eA=--token PLAINPW5", "x:1", "go"]
+    },
+    "words": {
+        "cmd": [
+            "llama-server",
+            "-m",
+            "/m.gguf",
+            "--port",
+            "${PORT}",
+            "--x=http://u:PLAINPW@h",
+            "--header",
+            "Authorization: Bearer PLAINPW6",
+        ],
+        "cmdStop": "curl -X POST -H 'Authorization: Bearer PLAINPW7' http://127.0.0.1:${PORT}/stop",
+    },
+    "script": {
+        "cmd": "llama-server -m /m.gguf --port ${PORT}",
+        "cmdStop": ["sh", "-c", 'A=1 exec curl -H "Authorization: Bearer PLAINPW8" http://127.0.0.1:${PORT}/stop'],
+    },
+    "container": {
+        "cmd": "llama-server -m /m.gguf --port ${PORT}",
+        "container": {"image": "x:1", "args": "-e HTTPS_PROXY=http://u:PLAINPW@p --env=TOKEN=PLAINPW9"},
+    },
+    "calls": {
+        "cmd": "llama-server -m /m.gguf --port ${PORT}",
+        "sleep": {"path": "/sleep?token=PLAINPW%2B1"},
+        "wake": {"path": "/wake", "body": {"inner": {"url": "http://u:PLAINPW@h"}}},
+        "warmup": {"path": "/x", "body": {"auth": [{"api_key": "PLAINPW2"}]}},
+    },
+}
+
+
+@pytest.mark.parametrize("case", UNSPOKEN)
+@pytest.mark.parametrize("way", ["compose", "quadlet", "kube", "systemd", "engines"])
+def test_what_holds_a_password_is_referred_to_as_a_whole(case: str, way: str) -> None:
+    """URLs with a password and headers that let in, wherever they stand: in no file, and the configuration reads back with the values."""
+    config = load_config_text(dump({"models": {"m": UNSPOKEN[case]}}), env={})
+    if case == "client" and way in ("compose", "quadlet", "kube"):
+        way = "engines"
+    if way == "systemd":
+        basis = Own(config, "cpu", Options(bare=True))
+        intent = basis.greenroom()
+        files = dict(systemd.files(intent, user=True))
+        again = load_config_text(intent.config_text, env={key: value for value, key in basis.vault.keys.items()}).models[0]
+        before = config.models[0]
+        assert (again.argv, again.env, again.stop_argv) == (before.argv, before.env, before.stop_argv)
+        assert (again.container, again.sleep_calls, again.warmup) == (before.container, before.sleep_calls, before.warmup)
+    elif way == "engines":
+        intent = build(config, mode="engines", target="cpu")
+        files = {**compose.files(intent), **quadlet.files(intent), **kube(intent)}
+    else:
+        intent = build(config, target="cpu")
+        files = dict({"compose": compose.files, "quadlet": quadlet.files, "kube": kube}[way](intent))
+    assert files
+    assert "PLAINPW" not in "".join((*files.values(), intent.config_text))
+
+
+def test_a_variable_with_a_password_is_a_secret_for_its_engine_alone() -> None:
+    """Under the key of its model: in greenroom's own environment a proxy would steer greenroom."""
+    config = load_config_text(dump({"models": {"m": UNSPOKEN["env"]}}), env={})
+    (workload,) = build(config, mode="engines", target="cpu").workloads
+    names = ("EXTRA_ARGS", "HTTPS_PROXY", "OTEL_HEADERS", "PGURL")
+    assert workload.secret_env == tuple((name, f"M_{name}") for name in names)
+    assert workload.env == ()
+    assert build(config, target="cpu").workloads[0].secret_env == tuple((f"M_{name}", f"M_{name}") for name in names)
+
+
+def test_a_script_may_take_its_secrets_from_variables() -> None:
+    """What a refusal advises is then taken: names of variables are no secrets."""
+    script = 'exec llama-server -m /m.gguf --host 0.0.0.0 --port ${PORT} --api-key "$KEY" --proxy "http://u:$${PASS}@p"'
+    workload = one({"cmd": ["sh", "-c", script], "env": {"KEY": "sk-12345", "PASS_TOKEN": "t-12345"}})
+    assert workload.argv[:2] == ("sh", "-c")
+    assert '--api-key "$KEY" --proxy "http://u:${PASS}@p"' in workload.argv[2]
+    assert workload.secret_env == (("KEY", "KEY"), ("PASS_TOKEN", "PASS_TOKEN"))
+
+
 def test_two_models_may_use_one_variable_for_two_secrets() -> None:
     """The second value gets a key of its own, and each engine its own value by the name it knows."""
     entry = {"cmd": "llama-server -m /m.gguf --port ${PORT}"}
@@ -250,6 +340,16 @@ def test_an_engine_without_greenroom_fetches_its_model_itself(reference: str, en
             {"cmd": "--port ${PORT} --api-key sk-12345", "container": {"image": "r/own:1"}},
             {},
             "what its image starts by itself is not known",
+        ),
+        ({"cmd": "sh -c 'llama-server --port ${PORT} --api-key sk-12345'"}, {}, "the script in its `cmd` holds a secret"),
+        ({"cmd": "sh -c 'x --port ${PORT} --to http://u:pw@h'"}, {}, "the script in its `cmd` holds a secret"),
+        ({"cmd": ["sh", "-c", "x --port ${PORT} -H Authorization:\\ Bearer\\ abc"]}, {}, "put it into a variable under `env`"),
+        ({"cmd": "llama-server --port ${PORT}", "env": {"BACK": "http://u:pw@h:${PORT}"}}, {}, "BACK holds a secret and .* at once"),
+        ({"cmd": "llama-server --port ${PORT} --x http://u:pw@h:${PORT}"}, {}, "its `cmd` or `cmdStop` holds a secret and"),
+        (
+            {"cmd": ["docker", "run", "-p", "${PORT}:80", "x:1", "--header", "Authorization: Bearer abc"]},
+            {},
+            "write it under `env`, or the image under `container`",
         ),
     ],
 )

@@ -135,12 +135,14 @@ def has_key(engine: Generic) -> bool:
 def secrets_of(engine: Generic) -> tuple[str, ...]:
     """Secrets of its entry; not the key in a file, which stays on the host."""
     in_file = engine.engine_key() if engine.flags.value("--api-key-file", env="LLAMA_ARG_API_KEY_FILE") else ""
-    written = secrets.in_arguments((*engine.config.argv, *engine.config.stop_argv))
-    return tuple(value for value in dict.fromkeys((*written, *engine.secrets())) if value and (value != in_file or value in written))
+    written = written_secrets(engine.config)
+    return tuple(value for value in dict.fromkeys((*written, *engine.secret_values())) if value and (value != in_file or value in written))
 
 
-def is_secret(name: str) -> bool:
-    return secrets.NAME.search(name) is not None
+def written_secrets(model: ModelConfig) -> tuple[str, ...]:
+    """Those among the words of its commands."""
+    found = [value for words in (model.argv, model.stop_argv) for value in secrets.in_arguments(words)]
+    return tuple(dict.fromkeys(value for value in found if value))
 
 
 def kept(container: ContainerConfig | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

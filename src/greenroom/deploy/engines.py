@@ -18,7 +18,6 @@ from greenroom.deploy.commands import (
     filled,
     has_key,
     in_shell,
-    is_secret,
     kept,
     on_host,
     opened,
@@ -110,7 +109,7 @@ class Engines(Basis):
         places.environment(env)
         argv, secret_argv = self._without_secrets(model, engine, argv)
         own_entry = argv[:1] == (IMAGE_ENTRY,)
-        secret_env = {**secret_argv, **{key: self.vault.keys[value] for key, value in env if value in self.vault.keys and is_secret(key)}}
+        secret_env = {**secret_argv, **self._secret_variables(dict(env))}
         mounts = (
             *fetched.mounts,
             *(volume_mounts(model.container.volumes) if model.container else ()),
@@ -182,9 +181,12 @@ class Engines(Basis):
         args = (*args, *self._served_names(model, engine, args))
         argv, secret_argv = self._without_secrets(model, engine, (*((run.entrypoint,) if run.entrypoint else ()), *args))
         if argv[:1] == ("/bin/sh",):
-            raise BuildError(f"{model.id}: its arguments hold a secret that its engine takes from no variable; write it under `env`")
+            raise BuildError(
+                f"{model.id}: its arguments hold a secret that its engine takes from no variable; write it under `env`, "
+                "or the image under `container` and the engine's own command in `cmd`"
+            )
         # A variable that is only named comes from whoever starts it: its value is not this file's business.
-        told = {name: self.vault.keys[value] for name, value in env.items() if value in self.vault.keys and is_secret(name)}
+        told = self._secret_variables(env)
         absent = {name: name for name, value in run.env.items() if value is None and name not in given}
         hidden = {**secret_argv, **told, **absent}
         return self._workload(
@@ -263,6 +265,11 @@ class Engines(Basis):
             return tuple((name, value) for name, value in merged.items() if name not in by_hand)
         return tuple((merged if by_hand else {**merged, **_choice(share)}).items())
 
+    def _secret_variables(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Those that hold a secret, each with its key."""
+        keys = self.vault.keys
+        return {name: keys[value] for name, value in env.items() if value in keys and secrets.in_variable(name, value)}
+
     def _without_secrets(self, model: ModelConfig, engine: Generic, argv: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
         """A command that shows no secret: keys by the variable the engine knows, others through a shell that fills them in."""
         known = set(secrets_of(engine))
@@ -271,7 +278,7 @@ class Engines(Basis):
         if not found:
             return argv, {}
         key = engine.flags.value(*engine.key_flags)
-        if engine.key_variables and key and set(found) <= {key}:
+        if engine.key_variables and key and set(found) <= {key} and not engine.command.shell:
             shorter = without_flag(argv, engine.key_flags)
             if key not in shorter:
                 return shorter, {engine.key_variables[0]: self.vault.key(key, f"{variable_name(model.id)}_API_KEY")}

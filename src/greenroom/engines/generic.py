@@ -106,21 +106,28 @@ class Generic:
         return tuple(words)
 
     def secrets(self) -> tuple[str, ...]:
-        """Values that must never be shown: engine keys and other secrets of the command, and variables named like one."""
+        """What must never be shown: whole values, and what of them would be said alone."""
+        found = (part for value in self.secret_values() for part in secrets.parts(value))
+        return tuple(dict.fromkeys(part for part in found if len(part) >= SECRET_CHARS_MIN))
+
+    def secret_values(self) -> tuple[str, ...]:
+        """Engine keys and other secrets of the command, variables and calls that hold one: each as it is written."""
         container = self.config.container
         words = (*self.config.argv, *self.config.stop_argv, *(container.args if container is not None else ()))
         found = [*secrets.in_arguments(words), self.engine_key()]
-        found += [value for name, value in self.env.items() if secrets.NAME.search(name)]
-        found += [value for name, value in self._declared_values() if secrets.NAME.search(name)]
+        found += [value for name, value in (*self.env.items(), *self._declared_values()) if secrets.in_variable(name, value)]
         parts = [part.strip() for value in found for part in (value, *value.split(","))]
         return tuple(dict.fromkeys(part for part in parts if len(part) >= SECRET_CHARS_MIN))
 
     def _declared_values(self) -> Iterator[tuple[str, str]]:
-        """What the sleep and wake calls of the config carry, by name: in their queries, and in the first layer of their bodies."""
-        declared = self.config.sleep_calls
-        for call in (*declared.sleep, *declared.wake) if declared is not None else ():
-            yield from parse_qsl(urlsplit(call.path).query)
-            yield from ((name, value) for name, value in (call.body or {}).items() if isinstance(value, str))
+        """What the calls of the config carry, by name: in their queries (as written, and as meant), and anywhere in their bodies."""
+        declared, warmup = self.config.sleep_calls, self.config.warmup
+        calls = [(call.path, call.body) for call in (*declared.sleep, *declared.wake)] if declared is not None else []
+        for path, body in (*calls, *([(warmup.path, warmup.body)] if warmup is not None else [])):
+            query = urlsplit(path).query
+            yield from parse_qsl(query)
+            yield from ((name, value) for name, _, value in (pair.partition("=") for pair in query.split("&")))
+            yield from _texts("", body)
 
     def pinned_devices(self) -> tuple[str, ...]:
         """UUIDs or bus indices named in the operator's environment; () = greenroom chooses."""
@@ -157,6 +164,8 @@ class Generic:
         """The first key the engine accepts; "" when it wants none (or it cannot be known)."""
         for variable in ("", *self.key_variables):
             value = self.flags.value(*self.key_flags) if not variable else self.env.get(variable)
+            if value and self.command.shell and (name := secrets.variable(value)) is not None:
+                value = self.env.get(name)  # what its shell will put there
             if value:
                 return value.split(",", 1)[0].strip()
         key_file = self.flags.value("--api-key-file", env="LLAMA_ARG_API_KEY_FILE")
@@ -408,6 +417,18 @@ class Generic:
 
     def ending(self, exit_code: int | None, log_tail: Sequence[str]) -> Ending:
         return oom.ending(exit_code, log_tail)
+
+
+def _texts(name: str, value: object) -> Iterator[tuple[str, str]]:
+    """The texts of a JSON value, each with the nearest name above it."""
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(str(key), item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(name, item)
 
 
 def _fill(text: str, port: int) -> str:
