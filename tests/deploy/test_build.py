@@ -8,8 +8,10 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from greenroom.config.load import load_config_text
 from greenroom.config.model import Config
@@ -526,12 +528,91 @@ def test_engines_that_an_image_lacks_are_told() -> None:
     """A model whose engine is not in the image would be listed and never start; with an image of the operator's nobody knows."""
     config = load_config_text(dump({"models": MIXED}), env={})
     said = build(config, target="nvidia").notes
-    assert [note.partition(";")[0] for note in said] == [
+    assert [note.partition(";")[0] for note in said if "fetches its weights" not in note] == [
         "embed: the image made by the Containerfile has no tei",
         "voice: the image made by the Containerfile has no whisper",
     ]
-    assert build(config, target="nvidia", options=Options(image="mine:1")).notes == ()
-    assert build(config, target="nvidia", options=Options(bare=True)).notes == ()
+    for options in (Options(image="mine:1"), Options(bare=True)):
+        assert [note for note in build(config, target="nvidia", options=options).notes if "fetches its weights" not in note] == []
+
+
+HUB = "vllm serve org/chat --port ${PORT}"
+LLAMA = "llama-server --port ${PORT}"
+
+
+@pytest.mark.parametrize(
+    ("entry", "fetches", "token"),
+    [
+        ({"cmd": HUB}, True, True),
+        ({"cmd": HUB, "healthCheckTimeout": 7200}, True, True),
+        ({"cmd": "sglang serve --model-path org/chat --port ${PORT}"}, True, True),
+        ({"cmd": "text-embeddings-router --model-id org/e --port ${PORT}"}, True, True),
+        ({"cmd": "docker run -p ${PORT}:80 vllm/vllm-openai --model org/chat"}, True, True),
+        ({"cmd": ["sh", "-c", "cd /x; exec vllm serve org/chat --port ${PORT}"]}, True, True),
+        ({"cmd": f"{LLAMA} --hf-repo org/m-GGUF"}, True, True),
+        ({"cmd": f"{LLAMA} -hf org/m-GGUF --hf-token hf_abcdef"}, True, False),
+        ({"cmd": f"{LLAMA} -m /m.gguf -hfd org/draft-GGUF"}, True, True),
+        ({"cmd": f"{LLAMA} --embd-gemma-default"}, True, True),
+        ({"cmd": LLAMA, "env": {"LLAMA_ARG_HF_REPO": "org/m-GGUF"}}, True, True),
+        ({"cmd": f"{LLAMA} --model-url https://h/m.gguf"}, True, False),  # a token would go to whoever that is
+        ({"cmd": LLAMA, "env": {"LLAMA_ARG_MODEL_URL": "https://h/m.gguf"}}, True, False),
+        ({"cmd": f"{LLAMA} -m ${{MODEL_PATH}}", "model": "hf://org/m-GGUF:Q4_0"}, True, True),
+        ({"cmd": "x --port ${PORT}", "container": {"image": "x:1", "args": "-e HF_HOME=/data"}}, True, True),
+        ({"cmd": HUB, "env": {"HF_TOKEN": "hf_abcdef"}}, True, False),
+        ({"cmd": "vllm serve /srv/chat --port ${PORT}"}, False, False),
+        ({"cmd": HUB, "env": {"HF_HUB_OFFLINE": "1"}}, False, False),
+        ({"cmd": f"{LLAMA} -m /m.gguf"}, False, False),
+        ({"cmd": f"{LLAMA} -hf org/m-GGUF --offline"}, False, False),
+        ({"cmd": "x --port ${PORT}"}, False, False),
+    ],
+)
+def test_an_engine_that_fetches_has_an_hour_and_is_offered_a_token(entry: dict[str, object], fetches: bool, token: bool) -> None:
+    """Whoever fetches, by whatever flag or variable; in every format, and never less than what was configured."""
+    config = load_config_text(dump({"models": {"m": entry}}), env={})
+    intent = build(config, mode="engines", target="nvidia")
+    (workload,) = intent.workloads
+    configured_s = config.models[0].start_s_max
+    start_s = max(3600.0, configured_s) if fetches else configured_s
+    assert {probe.start_s for probe in (workload.live, workload.ready) if probe is not None} == {start_s}
+    assert workload.offered_env == (("HF_TOKEN",) if token else ())
+    service = yaml.safe_load(compose.files(intent)["compose.yaml"])["services"][workload.name]
+    assert service["healthcheck"]["start_period"] == f"{start_s:.0f}s"
+    assert ("HF_TOKEN", None) in (service.get("environment") or {}).items() if token else "HF_TOKEN:\n" not in dump(service)
+    unit = quadlet.files(intent)[f"{workload.name}.container"]
+    assert f"HealthStartPeriod={start_s:.0f}s\n" in unit
+    assert ("PodmanArgs=--env=HF_TOKEN\n" in unit) == ("EnvironmentFile=-%E/containers/systemd/greenroom-hub.env\n" in unit) == token
+    container = container_of(kube(intent, "plain"))
+    probe = container["startupProbe"]
+    assert start_s <= probe["periodSeconds"] * probe["failureThreshold"] < start_s + 60
+    source = {"secretKeyRef": {"name": "greenroom-secrets", "key": "HF_TOKEN", "optional": True}}
+    assert [each["valueFrom"] for each in container["env"] if "optional" in str(each)] == ([source] if token else [])
+
+
+def container_of(files: Mapping[str, str]) -> dict[str, Any]:
+    """Of the one Deployment."""
+    found = [one for text in files.values() for one in yaml.safe_load_all(text) if one and one.get("kind") == "Deployment"]
+    (deployment,) = found
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    assert isinstance(container, dict)
+    return container
+
+
+def test_greenroom_ends_a_start_that_fetches_for_too_long_and_says_so() -> None:
+    """What greenroom fetches itself is here before the engine starts; a long limit is enough too."""
+    entries = {
+        "hub": {"cmd": HUB},
+        "repo": {"cmd": f"{LLAMA} -hf org/m-GGUF", "healthCheckTimeout": 600},
+        "patient": {"cmd": HUB, "healthCheckTimeout": 3600},
+        "stored": {"cmd": f"{LLAMA} -m ${{MODEL_PATH}}", "model": "hf://org/m-GGUF:Q4_0"},
+        "here": {"cmd": f"{LLAMA} -m /m.gguf"},
+    }
+    config = load_config_text(dump({"models": entries}), env={})
+    for options in (Options(), Options(bare=True)):
+        intent = build(config, target="nvidia", options=options)
+        said = [note for note in intent.notes if "fetches its weights itself" in note]
+        assert [note.partition(":")[0] for note in said] == ["hub", "repo"]
+        assert "longer than 600 s is ended: raise `healthCheckTimeout`" in said[1]
+        assert intent.workloads[0].offered_env == (() if options.bare else ("HF_TOKEN",))
 
 
 def test_an_image_of_two_engines_is_tried_when_it_is_built() -> None:

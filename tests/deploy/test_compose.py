@@ -74,7 +74,8 @@ def check(service: dict[str, Any], workload: Workload) -> None:
     assert_same_command(workload, command, mounts)
     assert service["image"] == workload.image
     secret = {name: VALUES[key] for name, key in workload.secret_env}
-    assert (service.get("environment") or {}) == {**expected_env(workload), **secret}
+    offered = {name: VALUES[name] for name in workload.offered_env}
+    assert (service.get("environment") or {}) == {**expected_env(workload), **secret, **offered}
     (port,) = service["ports"]
     assert (port["host_ip"], port["published"], port["target"]) == ("127.0.0.1", str(workload.host_port), workload.port)
     for mount in workload.mounts:
@@ -99,8 +100,9 @@ def check(service: dict[str, Any], workload: Workload) -> None:
 
 
 def seconds(text: str) -> float:
-    minutes, _, rest = text.rpartition("m")
-    return 60 * float(minutes or 0) + float(rest.rstrip("s"))
+    hours, _, below = text.rpartition("h")
+    minutes, _, rest = below.rpartition("m")
+    return 3600 * float(hours or 0) + 60 * float(minutes or 0) + float(rest.rstrip("s"))
 
 
 @pytest.mark.parametrize("mode", ["greenroom", "engines"])
@@ -112,7 +114,7 @@ def test_yaml_1_1_and_docker_compose_agree(tmp_path: Path, mode: str) -> None:
     assert sorted(plain) == sorted(read)
     for name, service in plain.items():
         assert (service["entrypoint"], service["command"]) == (read[name]["entrypoint"], read[name]["command"])
-        kept = {key: value for key, value in (service.get("environment") or {}).items() if not value.startswith("${")}
+        kept = {key: value for key, value in (service.get("environment") or {}).items() if value and not value.startswith("${")}
         assert kept.items() <= (read[name].get("environment") or {}).items()
 
 

@@ -50,7 +50,7 @@ def check_run(run: units.Run, workload: Workload, folder: Path) -> None:
     assert run.image == workload.image
     assert run.command == workload.argv
     assert_same_command(workload, run.command, run.mounts)
-    assert run.env == expected_env(workload)
+    assert run.env == {**expected_env(workload), **dict.fromkeys(workload.offered_env, "")}  # named alone: from the service
     assert run.all("--publish") == [f"127.0.0.1:{workload.host_port}:{workload.port}"]
     probe = workload.ready
     assert probe is not None

@@ -26,6 +26,8 @@ def files(intent: Intent) -> Files:
         document["volumes"] = {name: {} for name in volumes}
     secrets = sorted({key for one in intent.workloads for _, key in one.secret_env})
     steps = ["First: cp .env.example .env, chmod 600, fill it in."] if secrets else []
+    offered = sorted({name for one in intent.workloads for name in one.offered_env})
+    steps += [f"{', '.join(offered)} is handed on where .env has it: gated models ask for it."] if offered else []
     steps += [containerfile.FIRST] if intent.builds else []
     steps += [f"docker compose -f {FILE} up -d", *rights(intent.workloads), *intent.notes]
     out = {FILE: dump(document, comments=head(intent.options.get("command", ""), *steps))}
@@ -47,8 +49,9 @@ def _service(intent: Intent, workload: Workload) -> Value:
         service["command"] = list(workload.argv[1:])
     else:
         service["command"] = list(workload.argv)
-    if workload.env or workload.secret_env:
-        service["environment"] = dict(workload.env)
+    if workload.env or workload.secret_env or workload.offered_env:
+        # What has no value here is taken from .env or the shell where it is set, and left out where it is not.
+        service["environment"] = {**dict(workload.env), **dict.fromkeys(workload.offered_env)}
     if workload.model:
         service["labels"] = {"dev.greenroom.model": workload.model}
     if workload.host_port:

@@ -10,7 +10,7 @@ from typing import Any
 
 from greenroom.config import secrets, write
 from greenroom.config.model import ContainerConfig, ModelConfig, PullConfig
-from greenroom.deploy import docker_run, fetching, images
+from greenroom.deploy import docker_run, fetching, first_start, images
 from greenroom.deploy.basis import PORTS_END, Basis, BuildError
 from greenroom.deploy.commands import (
     container_env,
@@ -37,7 +37,6 @@ from greenroom.engines.devices import PIN_VARIABLES
 from greenroom.engines.discovery import IMAGE_PROGRAM, PROGRAM
 from greenroom.engines.exposure import is_loopback
 from greenroom.engines.generic import PORT_MACRO, Generic
-from greenroom.engines.llama_server import FETCHED
 
 TEI_CACHE_PLACE = "/data"  # its image names this one itself
 
@@ -136,7 +135,7 @@ class Engines(Basis):
     def _workload(self, model: ModelConfig, engine: Generic, *, port: int, share: Share, **more: Any) -> Workload:
         """With what follows from the model alone."""
         ready = engine.readiness()
-        probe = Probe(f"{ready.base_path}{ready.path}" if ready.path is not None else "", port, model.start_s_max)
+        probe = Probe(f"{ready.base_path}{ready.path}" if ready.path is not None else "", port, first_start.start_s(model, engine))
         return Workload(
             model=model.id,
             port=port,
@@ -151,6 +150,7 @@ class Engines(Basis):
             kind=engine.kind,
             tcp_only=ready.path is None,
             key=self._key_of(model, engine),
+            offered_env=first_start.offered(engine),
             **more,
         )
 
@@ -302,7 +302,7 @@ class Engines(Basis):
         volume = f"{self.name}-cache"
         if engine.kind == "tei":
             return (Mount("volume", volume, TEI_CACHE_PLACE, read_only=False),)
-        if engine.kind in ("vllm", "sglang") or any(engine.flags.has(flag) for flag in FETCHED):
+        if engine.kind in ("vllm", "sglang") or engine.fetches_from():
             return (Mount("volume", volume, CACHE_PLACE, read_only=False),)
         return ()
 

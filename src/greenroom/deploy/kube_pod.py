@@ -197,6 +197,10 @@ def _env(workload: Workload, intent: Intent) -> list[Value]:
     secret: list[Value] = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret_name(intent), "key": key}}} for name, key in workload.secret_env
     ]
+    secret += [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret_name(intent), "key": name, "optional": True}}}
+        for name in workload.offered_env
+    ]
     return plain + secret
 
 

@@ -28,13 +28,17 @@ from greenroom.engines.base import (
     Readiness,
     SleepRecipe,
 )
-from greenroom.engines.flags import ASSIGNMENT, PYTHON, Flags, Unwrapped, basename, unwrap
+from greenroom.engines.flags import ASSIGNMENT, OFF, PYTHON, Flags, Unwrapped, basename, unwrap
 
 PORT_MACRO = "${PORT}"
 PARALLEL_DEFAULT = 8
 SECRET_CHARS_MIN = 4  # shorter values would mask half of every log line
 KEY_FILE_BYTES_MAX = 64 * 1024
 OWN_NAME = "greenroom"
+HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN")
+HUB_FOLDERS = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE")
+HUB_OFFLINE = "HF_HUB_OFFLINE"
+LOCAL = ("/", "./", "../", "~", "${")  # so begins a folder of this machine, or of greenroom's store; everything else is a name on a hub
 CANARY_TEXT = "1 2 3 4 5 6 7 8 9"
 CANARY_DOCUMENTS = ("10 11 12", "a quiet room")
 CANARY_TOKENS = 4
@@ -209,6 +213,13 @@ class Generic:
         """What the command says it serves: a folder, or a name on a hub; None = it does not say."""
         return None
 
+    def fetches_from(self) -> str:
+        """Where it gets its weights by itself when they are not here yet: `hub`, `web`; "" = from nowhere, as far as can be seen."""
+        return "hub" if self.has_hub_token() or any(self.given(name) for name in HUB_FOLDERS) else ""
+
+    def has_hub_token(self) -> bool:
+        return any(self.given(name) for name in HUB_TOKENS) or self.flags.has("-hft", "--hf-token", "--hf-api-token")
+
     def hub_folder(self) -> str | None:
         """Where the command says that models of a hub are kept."""
         return None
@@ -240,7 +251,12 @@ class Generic:
     def model_path(self) -> Path | None:
         """The local folder it serves; None for a name on a hub."""
         name = self.model_name()
-        return self.host_path(name) if name and name.startswith(("/", "./", "../", "~")) else None
+        return self.host_path(name) if name and name.startswith(LOCAL[:-1]) else None
+
+    def named_on_hub(self) -> str:
+        """`hub` where it serves a model by its name there, and may ask it; else ""."""
+        is_offline = (self.given(HUB_OFFLINE) or "0").strip().lower() not in OFF
+        return "" if is_offline or (self.model_name() or "").startswith(LOCAL) else "hub"
 
     def contexts(self, devices: Sequence[DeviceRef]) -> tuple[tuple[int, int], ...]:
         return ()

@@ -40,6 +40,9 @@ class Tei(Generic):
     def default_parallel(self) -> int:
         return self.flags.integer("--max-concurrent-requests", env="MAX_CONCURRENT_REQUESTS") or CONCURRENT_DEFAULT
 
+    def fetches_from(self) -> str:
+        return self.named_on_hub()
+
     def times(self) -> tuple[float, float]:
         return 5.0, 0.5
 
