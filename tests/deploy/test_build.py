@@ -536,6 +536,32 @@ def test_engines_that_an_image_lacks_are_told() -> None:
         assert [note for note in build(config, target="nvidia", options=options).notes if "fetches its weights" not in note] == []
 
 
+@pytest.mark.parametrize(
+    ("entry", "memory_mib", "limit_mib"),
+    [
+        ({"device": "ram", "memory": "20GiB", "host_memory": "2GiB"}, 22528, 28160),
+        ({"device": "ram", "memory": "20GiB"}, 20480, 25600),
+        ({"device": "ram", "host_memory": "2GiB"}, 0, 0),  # beside a model of unknown size: it would be ended while it loads
+        ({"device": "ram"}, 0, 0),
+        ({"device": "gpu0", "host_memory": "2GiB"}, 2048, 2560),
+        ({"cmd": "vllm serve /srv/m --port ${PORT}", "device": "gpu0", "host_memory": "2GiB"}, 2048, 2560 + 2048),
+    ],
+)
+def test_one_limit_of_memory_stands_in_every_format(entry: dict[str, object], memory_mib: int, limit_mib: int) -> None:
+    """With room for a long prompt, and for what lies in /dev/shm; none where only part of the need is known."""
+    top = {"devices": {"gpu0": {"memory": "80GiB"}, "ram": {"memory": "64GiB"}}}
+    config = load_config_text(dump({**top, "models": {"m": {"cmd": "llama-server -m /m.gguf --port ${PORT}", **entry}}}), env={})
+    intent = build(config, mode="engines", target="nvidia")
+    (workload,) = intent.workloads
+    assert workload.memory_mib == memory_mib
+    service = yaml.safe_load(compose.files(intent)["compose.yaml"])["services"][workload.name]
+    assert service["deploy"]["resources"]["limits"].get("memory", "") == (f"{limit_mib}M" if limit_mib else "")
+    lines = quadlet.files(intent)[f"{workload.name}.container"].splitlines()
+    assert [line for line in lines if "--memory" in line] == ([f"PodmanArgs=--memory={limit_mib}m"] if limit_mib else [])
+    asked = container_of(kube(intent, "plain"))["resources"]
+    assert asked.get("limits", {}).get("memory", "") == (f"{limit_mib}Mi" if limit_mib else "")
+
+
 HUB = "vllm serve org/chat --port ${PORT}"
 LLAMA = "llama-server --port ${PORT}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 from dataclasses import replace
@@ -94,7 +95,8 @@ def check(service: dict[str, Any], workload: Workload) -> None:
         assert device["capabilities"] == ["gpu"]
         assert tuple(device.get("device_ids", ())) == workload.share.devices
         assert device.get("count") == (None if workload.share.devices else -1 if workload.share.every else workload.share.count)
-    assert (int(resources["limits"].get("memory", 0)) >> 20) == workload.memory_mib
+    limit_mib = math.ceil(workload.memory_mib * 1.25) + workload.shm_mib if workload.memory_mib else 0
+    assert (int(resources["limits"].get("memory", 0)) >> 20) == limit_mib
     assert service["cap_drop"] == ["ALL"]
     assert service["read_only"] is True
 

@@ -28,7 +28,7 @@ _HEADER = re.compile(
 _LEAD = re.compile(r"(?:--?[A-Za-z][\w.-]*=)?(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)=)?(?P<value>.*)", re.DOTALL)
 _SHORT = re.compile(r"-e(?=[A-Za-z_][A-Za-z0-9_]*=)")  # docker's -eNAME=VALUE
 _SCRIPT_FLAG = re.compile(r"-[a-z]*c")
-_VARIABLE = re.compile(r"\$(?:(?P<bare>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)(?::?\?[^{}]*)?\}|\(.*\))?|`.*", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:(?P<bare>[A-Za-z_]\w*)|[@*0-9]|\{(?P<braced>[A-Za-z_]\w*)(?::?\?[^{}]*)?\}|\(.*\))?|`.*", re.DOTALL)
 
 
 def in_variable(name: str, value: str) -> bool:

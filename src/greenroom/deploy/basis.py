@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from greenroom.config.model import Config, KeyConfig, ModelConfig
 from greenroom.config.secrets import NAME, in_variable
-from greenroom.deploy import containerfile, docker_run
+from greenroom.deploy import containerfile, docker_run, scripts
 from greenroom.deploy.commands import container_env, dialect, secrets_of, written_secrets
 from greenroom.deploy.intent import Intent, Share, Workload
 from greenroom.deploy.names import label
@@ -190,10 +190,12 @@ class Basis:
                 "write the image under `container` and the engine's own command in `cmd`, or take --mode engines, or generate systemd"
             )
 
-    def script(self, model: ModelConfig, places: Places) -> tuple[str, ...]:
-        """`sh -c SCRIPT`: whole paths in it are renamed as text."""
+    def script(self, model: ModelConfig, places: Places, image: str = "") -> tuple[str, ...]:
+        """`sh -c SCRIPT`: whole paths in it are renamed as text, its program too.  `image`: of the engine alone; "" = greenroom's own."""
+        engine = dialect(model)
         paths = [word for text in model.argv for word in re.findall(r"(?<![\w/.:=])/[^\s'\";|&<>()$]+", text) if word.endswith(".gguf")]
-        return tuple(places.script(word, paths) for word in model.argv)
+        words = (places.script(word, paths) for word in model.argv)
+        return tuple(scripts.inside(word, engine, image) if image else scripts.with_program(word, engine) for word in words)
 
     def head(self, first: str) -> tuple[str, ...]:
         return (first, *((f"Made by: {self.options.command}",) if self.options.command else ()))

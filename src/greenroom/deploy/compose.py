@@ -9,7 +9,7 @@ from greenroom.config.yaml_out import dump
 from greenroom.deploy import containerfile, health
 from greenroom.deploy.files import commented, head
 from greenroom.deploy.intent import Files, Intent, Mount, Share, Workload
-from greenroom.deploy.limits import pids_max, rights, sysctls
+from greenroom.deploy.limits import memory_max_mib, pids_max, rights, sysctls
 from greenroom.deploy.order import before
 from greenroom.deploy.unfit import Unfit
 
@@ -110,7 +110,8 @@ def _devices(share: Share) -> Value:
 
 
 def _limits(intent: Intent, workload: Workload) -> Value:
-    return {"pids": pids_max(intent, workload), **({"memory": f"{workload.memory_mib}M"} if workload.memory_mib else {})}
+    memory_mib = memory_max_mib(workload)
+    return {"pids": pids_max(intent, workload), **({"memory": f"{memory_mib}M"} if memory_mib else {})}
 
 
 def _health(workload: Workload) -> Value:

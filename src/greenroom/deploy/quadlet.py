@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from greenroom.deploy import containerfile, escape, health
 from greenroom.deploy.files import commented, head
 from greenroom.deploy.intent import Files, Intent, Mount, Share, Workload
-from greenroom.deploy.limits import pids_max, rights, sysctls
+from greenroom.deploy.limits import memory_max_mib, pids_max, rights, sysctls
 from greenroom.deploy.order import before
 from greenroom.deploy.unfit import Unfit
 
@@ -207,7 +207,7 @@ def _confinement(intent: Intent, workload: Workload, rootful: bool) -> Lines:
     # Nodes of AMD and Intel cards are open to root and a group of the host; users of another namespace are neither.
     lines += ["UserNS=auto"] if _is_apart(workload, rootful) else []
     lines += [f"ShmSize={workload.shm_mib}m"] if workload.shm_mib else []
-    lines += [f"PodmanArgs=--memory={workload.memory_mib}m"] if workload.memory_mib else []
+    lines += [f"PodmanArgs=--memory={limit}m"] if (limit := memory_max_mib(workload)) else []
     return [*lines, f"StopTimeout={math.ceil(workload.stop_s)}"]
 
 

@@ -51,6 +51,7 @@ class Generic:
     underscores: ClassVar[bool] = False
     port_flags: ClassVar[tuple[str, ...]] = ()  # empty: nothing is ever appended to the command
     host_flags: ClassVar[tuple[str, ...]] = ()
+    host_variables: ClassVar[tuple[str, ...]] = ()
     public_by_default: ClassVar[bool] = False  # listens on every interface unless told otherwise
     key_flags: ClassVar[tuple[str, ...]] = ("--api-key",)
     key_variables: ClassVar[tuple[str, ...]] = ()

@@ -45,6 +45,7 @@ class LlamaServer(Generic):
     kind = "llama_server"
     port_flags: ClassVar[tuple[str, ...]] = ("--port",)
     host_flags: ClassVar[tuple[str, ...]] = ("--host",)
+    host_variables: ClassVar[tuple[str, ...]] = ("LLAMA_ARG_HOST",)
     key_variables: ClassVar[tuple[str, ...]] = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY")
     canary_extras: ClassVar[Mapping[str, Any]] = {"ignore_eos": True}
     term_again_s: ClassVar[float | None] = 1.0  # a TERM just after it became ready can be swallowed

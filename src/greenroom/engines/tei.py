@@ -19,6 +19,7 @@ class Tei(Generic):
     kind = "tei"
     port_flags: ClassVar[tuple[str, ...]] = ("--port", "-p")
     host_flags: ClassVar[tuple[str, ...]] = ("--hostname",)
+    host_variables: ClassVar[tuple[str, ...]] = ("HOSTNAME",)
     public_by_default: ClassVar[bool] = True
     key_variables: ClassVar[tuple[str, ...]] = ("API_KEY",)
     ready_lines: ClassVar[re.Pattern[str]] = re.compile(r"\bReady\b|Starting HTTP server")
