@@ -328,6 +328,26 @@ models:
     assert sum("***" in line for line in found) == 6
 
 
+def test_problems_show_no_password_of_a_url_and_no_header() -> None:
+    """Of variables, commands, macros, the arguments of a container and the environment."""
+    text = """
+macros: {web: "http://u:macro-11111@p"}
+logLevel: macro-11111
+logToStdout: "${env.PROXY}"
+models:
+  a:
+    cmd: "x ${PORT} --header 'Authorization: Bearer cmd-22222'"
+    env: ["HTTPS_PROXY=http://u:env-33333@p:${PORT}"]
+    container: {image: i, args: "-e A=redis://:box-44444@h"}
+    ttl: cmd-22222
+    memory: env-33333
+    priority: box-44444
+"""
+    found = problems(text, {"PROXY": "http://u:from-55555@p"})
+    assert len(found) == 5
+    assert [line for line in found if "***" not in line or any(f"{digit * 5}" in line for digit in "12345")] == []
+
+
 _SECTIONS = {
     "{key}: {value}\nmodels: {{a: {{cmd: 'x ${{PORT}}'}}}}": ConfigFile,
     "models: {{a: {{cmd: 'x ${{PORT}}', {key}: {value}}}}}": ModelSection,

@@ -390,6 +390,17 @@ def test_lenient_loading_still_refuses_what_is_wrong_outside_models(text: str) -
         load_config_text(text, env={}, strict=False)
 
 
+@pytest.mark.parametrize("word", ["--proxy=http://u:hunter2hunter2@p", "'Authorization: Bearer hunter2hunter2'"])
+def test_a_password_in_a_url_and_a_header_are_warned_of_in_arguments(tmp_path: Path, word: str) -> None:
+    """As a key is; what a shell takes from a variable is not told."""
+    path = tmp_path / "c.yaml"
+    path.write_text(f"models:\n  m:\n    cmd: >\n      fe --port ${{PORT}} -x {word}\n")
+    (said,) = check(path)
+    assert said.startswith(f"{path}:3: models.m.cmd: a password in a URL, or an Authorization header, puts a secret on the command line")
+    path.write_text("models:\n  m:\n    cmd: [sh, -c, 'fe --port ${PORT} -H \"Authorization: Bearer $T\" http://u:$P@h']\n")
+    assert check(path) == []
+
+
 def test_warnings_name_keys_without_effect_and_secrets_in_arguments(tmp_path: Path) -> None:
     """Each once, by line; the secret itself is not shown."""
     path = tmp_path / "c.yaml"

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from greenroom.config.load import load_config_text
 from greenroom.config.model import Config
 from greenroom.config.yaml_out import dump
-from greenroom.deploy import compose, quadlet
+from greenroom.deploy import compose, quadlet, systemd
 from greenroom.deploy.build import BuildError, Options, build, guess_target
 from greenroom.deploy.containerfile import text_of
 from greenroom.deploy.intent import Mount, Workload
+from greenroom.deploy.kube import kube
+from greenroom.deploy.own import Own
 from greenroom.deploy.references import config_of, engine_of
 from greenroom.store.references import parse
 from tests.deploy import sets
@@ -158,6 +163,93 @@ def test_secrets_are_named_never_written() -> None:
     assert "1234" not in repr((workload.argv, workload.env))
 
 
+UNSPOKEN: Mapping[str, Mapping[str, object]] = {
+    "env": {
+        "cmd": "llama-server -m /m.gguf --port ${PORT}",
+        "env": {
+            "HTTPS_PROXY": "http://user:PLAINPW1@proxy:3128",
+            "PGURL": "postgres://u:PLAINPW2@db/x",
+            "OTEL_HEADERS": "a=1,authorization=Basic PLAINPW3",
+            "EXTRA_ARGS": "--api-key PLAINPW4",
+        },
+    },
+    "client": {
+        "cmd": ["docker", "run", "--rm", "-p", "${PORT}:80", "-e", "HTTPS_PROXY=http://u:PLAINPW@p", "-eA=--token PLAINPW5", "x:1", "go"]
+    },
+    "words": {
+        "cmd": [
+            "llama-server",
+            "-m",
+            "/m.gguf",
+            "--port",
+            "${PORT}",
+            "--x=http://u:PLAINPW@h",
+            "--header",
+            "Authorization: Bearer PLAINPW6",
+        ],
+        "cmdStop": "curl -X POST -H 'Authorization: Bearer PLAINPW7' http://127.0.0.1:${PORT}/stop",
+    },
+    "script": {
+        "cmd": "llama-server -m /m.gguf --port ${PORT}",
+        "cmdStop": ["sh", "-c", 'A=1 exec curl -H "Authorization: Bearer PLAINPW8" http://127.0.0.1:${PORT}/stop'],
+    },
+    "container": {
+        "cmd": "llama-server -m /m.gguf --port ${PORT}",
+        "container": {"image": "x:1", "args": "-e HTTPS_PROXY=http://u:PLAINPW@p --env=TOKEN=PLAINPW9"},
+    },
+    "calls": {
+        "cmd": "llama-server -m /m.gguf --port ${PORT}",
+        "sleep": {"path": "/sleep?token=PLAINPW%2B1"},
+        "wake": {"path": "/wake", "body": {"inner": {"url": "http://u:PLAINPW@h"}}},
+        "warmup": {"path": "/x", "body": {"auth": [{"api_key": "PLAINPW2"}]}},
+    },
+}
+
+
+@pytest.mark.parametrize("case", UNSPOKEN)
+@pytest.mark.parametrize("way", ["compose", "quadlet", "kube", "systemd", "engines"])
+def test_what_holds_a_password_is_referred_to_as_a_whole(case: str, way: str) -> None:
+    """URLs with a password and headers that let in, wherever they stand: in no file, and the configuration reads back with the values."""
+    config = load_config_text(dump({"models": {"m": UNSPOKEN[case]}}), env={})
+    if case == "client" and way in ("compose", "quadlet", "kube"):
+        way = "engines"
+    if way == "systemd":
+        basis = Own(config, "cpu", Options(bare=True))
+        intent = basis.greenroom()
+        files = dict(systemd.files(intent, user=True))
+        again = load_config_text(intent.config_text, env={key: value for value, key in basis.vault.keys.items()}).models[0]
+        before = config.models[0]
+        assert (again.argv, again.env, again.stop_argv) == (before.argv, before.env, before.stop_argv)
+        assert (again.container, again.sleep_calls, again.warmup) == (before.container, before.sleep_calls, before.warmup)
+    elif way == "engines":
+        intent = build(config, mode="engines", target="cpu")
+        files = {**compose.files(intent), **quadlet.files(intent), **kube(intent)}
+    else:
+        intent = build(config, target="cpu")
+        files = dict({"compose": compose.files, "quadlet": quadlet.files, "kube": kube}[way](intent))
+    assert files
+    assert "PLAINPW" not in "".join((*files.values(), intent.config_text))
+
+
+def test_a_variable_with_a_password_is_a_secret_for_its_engine_alone() -> None:
+    """Under the key of its model: in greenroom's own environment a proxy would steer greenroom."""
+    config = load_config_text(dump({"models": {"m": UNSPOKEN["env"]}}), env={})
+    (workload,) = build(config, mode="engines", target="cpu").workloads
+    names = ("EXTRA_ARGS", "HTTPS_PROXY", "OTEL_HEADERS", "PGURL")
+    assert workload.secret_env == tuple((name, f"M_{name}") for name in names)
+    assert workload.env == ()
+    assert build(config, target="cpu").workloads[0].secret_env == tuple((f"M_{name}", f"M_{name}") for name in names)
+
+
+def test_a_script_may_take_its_secrets_from_variables() -> None:
+    """What a refusal advises is then taken: names of variables are no secrets."""
+    script = 'exec llama-server -m /m.gguf --host 0.0.0.0 --port ${PORT} --api-key "$KEY" --proxy "http://u:$${PASS}@p"'
+    workload = one({"cmd": ["sh", "-c", script], "env": {"KEY": "sk-12345", "PASS_TOKEN": "t-12345"}})
+    assert workload.argv[:2] == ("sh", "-c")
+    assert '--api-key "$KEY" --proxy "http://u:${PASS}@p"' in workload.argv[2]
+    assert workload.secret_env == (("KEY", "KEY"), ("PASS_TOKEN", "PASS_TOKEN"))
+
+
 def test_two_models_may_use_one_variable_for_two_secrets() -> None:
     """The second value gets a key of its own, and each engine its own value by the name it knows."""
     entry = {"cmd": "llama-server -m /m.gguf --port ${PORT}"}
@@ -250,6 +342,16 @@ def test_an_engine_without_greenroom_fetches_its_model_itself(reference: str, en
             {"cmd": "--port ${PORT} --api-key sk-12345", "container": {"image": "r/own:1"}},
             {},
             "what its image starts by itself is not known",
+        ),
+        ({"cmd": "sh -c 'llama-server --port ${PORT} --api-key sk-12345'"}, {}, "the script in its `cmd` holds a secret"),
+        ({"cmd": "sh -c 'x --port ${PORT} --to http://u:pw@h'"}, {}, "the script in its `cmd` holds a secret"),
+        ({"cmd": ["sh", "-c", "x --port ${PORT} -H Authorization:\\ Bearer\\ abc"]}, {}, "put it into a variable under `env`"),
+        ({"cmd": "llama-server --port ${PORT}", "env": {"BACK": "http://u:pw@h:${PORT}"}}, {}, "BACK holds a secret and .* at once"),
+        ({"cmd": "llama-server --port ${PORT} --x http://u:pw@h:${PORT}"}, {}, "its `cmd` or `cmdStop` holds a secret and"),
+        (
+            {"cmd": ["docker", "run", "-p", "${PORT}:80", "x:1", "--header", "Authorization: Bearer abc"]},
+            {},
+            "write it under `env`, or the image under `container`",
         ),
     ],
 )
@@ -426,12 +528,117 @@ def test_engines_that_an_image_lacks_are_told() -> None:
     """A model whose engine is not in the image would be listed and never start; with an image of the operator's nobody knows."""
     config = load_config_text(dump({"models": MIXED}), env={})
     said = build(config, target="nvidia").notes
-    assert [note.partition(";")[0] for note in said] == [
+    assert [note.partition(";")[0] for note in said if "fetches its weights" not in note] == [
         "embed: the image made by the Containerfile has no tei",
         "voice: the image made by the Containerfile has no whisper",
     ]
-    assert build(config, target="nvidia", options=Options(image="mine:1")).notes == ()
-    assert build(config, target="nvidia", options=Options(bare=True)).notes == ()
+    for options in (Options(image="mine:1"), Options(bare=True)):
+        assert [note for note in build(config, target="nvidia", options=options).notes if "fetches its weights" not in note] == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "memory_mib", "limit_mib"),
+    [
+        ({"device": "ram", "memory": "20GiB", "host_memory": "2GiB"}, 22528, 28160),
+        ({"device": "ram", "memory": "20GiB"}, 20480, 25600),
+        ({"device": "ram", "host_memory": "2GiB"}, 0, 0),  # beside a model of unknown size: it would be ended while it loads
+        ({"device": "ram"}, 0, 0),
+        ({"device": "gpu0", "host_memory": "2GiB"}, 2048, 2560),
+        ({"cmd": "vllm serve /srv/m --port ${PORT}", "device": "gpu0", "host_memory": "2GiB"}, 2048, 2560 + 2048),
+    ],
+)
+def test_one_limit_of_memory_stands_in_every_format(entry: dict[str, object], memory_mib: int, limit_mib: int) -> None:
+    """With room for a long prompt, and for what lies in /dev/shm; none where only part of the need is known."""
+    top = {"devices": {"gpu0": {"memory": "80GiB"}, "ram": {"memory": "64GiB"}}}
+    config = load_config_text(dump({**top, "models": {"m": {"cmd": "llama-server -m /m.gguf --port ${PORT}", **entry}}}), env={})
+    intent = build(config, mode="engines", target="nvidia")
+    (workload,) = intent.workloads
+    assert workload.memory_mib == memory_mib
+    service = yaml.safe_load(compose.files(intent)["compose.yaml"])["services"][workload.name]
+    assert service["deploy"]["resources"]["limits"].get("memory", "") == (f"{limit_mib}M" if limit_mib else "")
+    lines = quadlet.files(intent)[f"{workload.name}.container"].splitlines()
+    assert [line for line in lines if "--memory" in line] == ([f"PodmanArgs=--memory={limit_mib}m"] if limit_mib else [])
+    asked = container_of(kube(intent, "plain"))["resources"]
+    assert asked.get("limits", {}).get("memory", "") == (f"{limit_mib}Mi" if limit_mib else "")
+
+
+HUB = "vllm serve org/chat --port ${PORT}"
+LLAMA = "llama-server --port ${PORT}"
+
+
+@pytest.mark.parametrize(
+    ("entry", "fetches", "token"),
+    [
+        ({"cmd": HUB}, True, True),
+        ({"cmd": HUB, "healthCheckTimeout": 7200}, True, True),
+        ({"cmd": "sglang serve --model-path org/chat --port ${PORT}"}, True, True),
+        ({"cmd": "text-embeddings-router --model-id org/e --port ${PORT}"}, True, True),
+        ({"cmd": "docker run -p ${PORT}:80 vllm/vllm-openai --model org/chat"}, True, True),
+        ({"cmd": ["sh", "-c", "cd /x; exec vllm serve org/chat --port ${PORT}"]}, True, True),
+        ({"cmd": f"{LLAMA} --hf-repo org/m-GGUF"}, True, True),
+        ({"cmd": f"{LLAMA} -hf org/m-GGUF --hf-token hf_abcdef"}, True, False),
+        ({"cmd": f"{LLAMA} -m /m.gguf -hfd org/draft-GGUF"}, True, True),
+        ({"cmd": f"{LLAMA} --embd-gemma-default"}, True, True),
+        ({"cmd": LLAMA, "env": {"LLAMA_ARG_HF_REPO": "org/m-GGUF"}}, True, True),
+        ({"cmd": f"{LLAMA} --model-url https://h/m.gguf"}, True, False),  # a token would go to whoever that is
+        ({"cmd": LLAMA, "env": {"LLAMA_ARG_MODEL_URL": "https://h/m.gguf"}}, True, False),
+        ({"cmd": f"{LLAMA} -m ${{MODEL_PATH}}", "model": "hf://org/m-GGUF:Q4_0"}, True, True),
+        ({"cmd": "x --port ${PORT}", "container": {"image": "x:1", "args": "-e HF_HOME=/data"}}, True, True),
+        ({"cmd": HUB, "env": {"HF_TOKEN": "hf_abcdef"}}, True, False),
+        ({"cmd": "vllm serve /srv/chat --port ${PORT}"}, False, False),
+        ({"cmd": HUB, "env": {"HF_HUB_OFFLINE": "1"}}, False, False),
+        ({"cmd": f"{LLAMA} -m /m.gguf"}, False, False),
+        ({"cmd": f"{LLAMA} -hf org/m-GGUF --offline"}, False, False),
+        ({"cmd": "x --port ${PORT}"}, False, False),
+    ],
+)
+def test_an_engine_that_fetches_has_an_hour_and_is_offered_a_token(entry: dict[str, object], fetches: bool, token: bool) -> None:
+    """Whoever fetches, by whatever flag or variable; in every format, and never less than what was configured."""
+    config = load_config_text(dump({"models": {"m": entry}}), env={})
+    intent = build(config, mode="engines", target="nvidia")
+    (workload,) = intent.workloads
+    configured_s = config.models[0].start_s_max
+    start_s = max(3600.0, configured_s) if fetches else configured_s
+    assert {probe.start_s for probe in (workload.live, workload.ready) if probe is not None} == {start_s}
+    assert workload.offered_env == (("HF_TOKEN",) if token else ())
+    service = yaml.safe_load(compose.files(intent)["compose.yaml"])["services"][workload.name]
+    assert service["healthcheck"]["start_period"] == f"{start_s:.0f}s"
+    assert ("HF_TOKEN", None) in (service.get("environment") or {}).items() if token else "HF_TOKEN:\n" not in dump(service)
+    unit = quadlet.files(intent)[f"{workload.name}.container"]
+    assert f"HealthStartPeriod={start_s:.0f}s\n" in unit
+    assert ("PodmanArgs=--env=HF_TOKEN\n" in unit) == ("EnvironmentFile=-%E/containers/systemd/greenroom-hub.env\n" in unit) == token
+    container = container_of(kube(intent, "plain"))
+    probe = container["startupProbe"]
+    assert start_s <= probe["periodSeconds"] * probe["failureThreshold"] < start_s + 60
+    source = {"secretKeyRef": {"name": "greenroom-secrets", "key": "HF_TOKEN", "optional": True}}
+    assert [each["valueFrom"] for each in container["env"] if "optional" in str(each)] == ([source] if token else [])
+
+
+def container_of(files: Mapping[str, str]) -> dict[str, Any]:
+    """Of the one Deployment."""
+    found = [one for text in files.values() for one in yaml.safe_load_all(text) if one and one.get("kind") == "Deployment"]
+    (deployment,) = found
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    assert isinstance(container, dict)
+    return container
+
+
+def test_greenroom_ends_a_start_that_fetches_for_too_long_and_says_so() -> None:
+    """What greenroom fetches itself is here before the engine starts; a long limit is enough too."""
+    entries = {
+        "hub": {"cmd": HUB},
+        "repo": {"cmd": f"{LLAMA} -hf org/m-GGUF", "healthCheckTimeout": 600},
+        "patient": {"cmd": HUB, "healthCheckTimeout": 3600},
+        "stored": {"cmd": f"{LLAMA} -m ${{MODEL_PATH}}", "model": "hf://org/m-GGUF:Q4_0"},
+        "here": {"cmd": f"{LLAMA} -m /m.gguf"},
+    }
+    config = load_config_text(dump({"models": entries}), env={})
+    for options in (Options(), Options(bare=True)):
+        intent = build(config, target="nvidia", options=options)
+        said = [note for note in intent.notes if "fetches its weights itself" in note]
+        assert [note.partition(":")[0] for note in said] == ["hub", "repo"]
+        assert "longer than 600 s is ended: raise `healthCheckTimeout`" in said[1]
+        assert intent.workloads[0].offered_env == (() if options.bare else ("HF_TOKEN",))
 
 
 def test_an_image_of_two_engines_is_tried_when_it_is_built() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 from dataclasses import replace
@@ -74,7 +75,8 @@ def check(service: dict[str, Any], workload: Workload) -> None:
     assert_same_command(workload, command, mounts)
     assert service["image"] == workload.image
     secret = {name: VALUES[key] for name, key in workload.secret_env}
-    assert (service.get("environment") or {}) == {**expected_env(workload), **secret}
+    offered = {name: VALUES[name] for name in workload.offered_env}
+    assert (service.get("environment") or {}) == {**expected_env(workload), **secret, **offered}
     (port,) = service["ports"]
     assert (port["host_ip"], port["published"], port["target"]) == ("127.0.0.1", str(workload.host_port), workload.port)
     for mount in workload.mounts:
@@ -93,14 +95,16 @@ def check(service: dict[str, Any], workload: Workload) -> None:
         assert device["capabilities"] == ["gpu"]
         assert tuple(device.get("device_ids", ())) == workload.share.devices
         assert device.get("count") == (None if workload.share.devices else -1 if workload.share.every else workload.share.count)
-    assert (int(resources["limits"].get("memory", 0)) >> 20) == workload.memory_mib
+    limit_mib = math.ceil(workload.memory_mib * 1.25) + workload.shm_mib if workload.memory_mib else 0
+    assert (int(resources["limits"].get("memory", 0)) >> 20) == limit_mib
     assert service["cap_drop"] == ["ALL"]
     assert service["read_only"] is True
 
 
 def seconds(text: str) -> float:
-    minutes, _, rest = text.rpartition("m")
-    return 60 * float(minutes or 0) + float(rest.rstrip("s"))
+    hours, _, below = text.rpartition("h")
+    minutes, _, rest = below.rpartition("m")
+    return 3600 * float(hours or 0) + 60 * float(minutes or 0) + float(rest.rstrip("s"))
 
 
 @pytest.mark.parametrize("mode", ["greenroom", "engines"])
@@ -112,7 +116,7 @@ def test_yaml_1_1_and_docker_compose_agree(tmp_path: Path, mode: str) -> None:
     assert sorted(plain) == sorted(read)
     for name, service in plain.items():
         assert (service["entrypoint"], service["command"]) == (read[name]["entrypoint"], read[name]["command"])
-        kept = {key: value for key, value in (service.get("environment") or {}).items() if not value.startswith("${")}
+        kept = {key: value for key, value in (service.get("environment") or {}).items() if value and not value.startswith("${")}
         assert kept.items() <= (read[name].get("environment") or {}).items()
 
 

@@ -21,7 +21,9 @@ from ruamel.yaml import YAML
 from greenroom.config.load import load_config_text
 from greenroom.config.model import Config, ModelConfig
 from greenroom.config.yaml_out import dump
+from greenroom.deploy import first_start
 from greenroom.deploy.build import Options, build
+from greenroom.deploy.commands import dialect
 from greenroom.deploy.files import write
 from greenroom.deploy.intent import Intent, Mount, Probe, Share, Workload
 from greenroom.deploy.llmd import LlmdOptions, llm_d
@@ -48,7 +50,8 @@ def workload(
     model: str, kind: str = "vllm", *, gpus: int = 1, aliases: Sequence[str] = (), argv: Sequence[str] = (), name: str = ""
 ) -> Workload:
     command = tuple(argv) or ("vllm", "serve", "org/base", "--port", "8000", "--host", "0.0.0.0")
-    probe = Probe("/health", 8000, 300.0)
+    source = ModelConfig(model, command, engine=kind, parallel=8, start_s_max=300.0)
+    probe = Probe("/health", 8000, first_start.start_s(source, dialect(source)))
     return Workload(
         name=name,
         model=model,
@@ -62,7 +65,8 @@ def workload(
         ready=probe,
         aliases=tuple(aliases),
         kind=kind,
-        source=ModelConfig(model, command, engine=kind, parallel=8),
+        source=source,
+        offered_env=first_start.offered(dialect(source)),
     )
 
 
@@ -278,10 +282,15 @@ def test_tokens_come_from_a_secret_and_control_routes_stay_private() -> None:
 
 def test_a_first_start_has_time_to_fetch_what_it_serves() -> None:
     """Engines that fetch from a hub: one that is ended while it fetches would begin anew for ever."""
-    chat, embed = of_kind(made(workload("chat"), workload("embed", "llama_server")), "Deployment")
-    probes = {name: container(one)["startupProbe"] for name, one in (("chat", chat), ("embed", embed))}
+    fetches = ("llama-server", "--hf-repo", "org/m-GGUF", "--port", "8000")
+    models = workload("chat"), workload("embed", "llama_server"), workload("repo", "llama_server", argv=fetches)
+    chat, embed, repo = of_kind(made(*models), "Deployment")
+    probes = {name: container(one)["startupProbe"] for name, one in (("chat", chat), ("embed", embed), ("repo", repo))}
     seconds = {name: probe["periodSeconds"] * probe["failureThreshold"] for name, probe in probes.items()}
     assert seconds["chat"] >= 3600
+    assert seconds["repo"] >= 3600
+    tokens = [each["name"] for one in (chat, embed, repo) for each in container(one)["env"] if "optional" in str(each)]
+    assert tokens == ["HF_TOKEN", "HF_TOKEN"]
     assert seconds["embed"] < 600
     assert chat["spec"]["progressDeadlineSeconds"] > seconds["chat"]
 

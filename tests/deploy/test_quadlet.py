@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def check_run(run: units.Run, workload: Workload, folder: Path) -> None:
     assert run.image == workload.image
     assert run.command == workload.argv
     assert_same_command(workload, run.command, run.mounts)
-    assert run.env == expected_env(workload)
+    assert run.env == {**expected_env(workload), **dict.fromkeys(workload.offered_env, "")}  # named alone: from the service
     assert run.all("--publish") == [f"127.0.0.1:{workload.host_port}:{workload.port}"]
     probe = workload.ready
     assert probe is not None
@@ -61,7 +62,7 @@ def check_run(run: units.Run, workload: Workload, folder: Path) -> None:
     if workload.secret_env:
         assert run.all("--env-file") == [str(folder / f"{workload.name}.env")]
     if workload.memory_mib:
-        assert run.one("--memory") == f"{workload.memory_mib}m"
+        assert run.one("--memory") == f"{math.ceil(workload.memory_mib * 1.25) + workload.shm_mib}m"
     share = workload.share
     names = share.devices or (("all",) if share.every else tuple(map(str, range(share.count))))
     assert run.all("--device") == [f"nvidia.com/gpu={name}" for name in names]

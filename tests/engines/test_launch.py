@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from greenroom.config.load import load_config_text
 from greenroom.config.model import WarmupConfig
 from greenroom.engines.detect import describe
 from tests.engines.builders import GPU0, a_model
@@ -93,6 +95,55 @@ def test_secrets_are_named_so_that_they_can_be_masked() -> None:
 def test_secrets_are_found_wherever_the_command_holds_them(command: str | list[str]) -> None:
     """B44: every flag the configuration check warns of is masked as well, and variables set on the way."""
     assert "hf_abcdef" in describe(a_model(command)).launch(1, []).secrets
+
+
+@pytest.mark.parametrize(
+    ("command", "env", "masked"),
+    [
+        ("llama-server -m x --proxy http://user:hf_abcdef@proxy:3128", (), ("http://user:hf_abcdef@proxy:3128", "hf_abcdef")),
+        ("docker run -e HTTPS_PROXY=http://user:hf_abcdef@proxy image", (), ("http://user:hf_abcdef@proxy", "hf_abcdef")),
+        ("x --port 1", (("PGURL", "postgres://user:hf_abcdef@db/x"),), ("postgres://user:hf_abcdef@db/x", "hf_abcdef")),
+        (["x", "--header", "Authorization: Bearer hf_abcdef"], (), ("Authorization: Bearer hf_abcdef", "hf_abcdef")),
+        (["sh", "-c", "A=1 exec x -H 'X-Api-Key: hf_abcdef'"], (), ("X-Api-Key: hf_abcdef", "hf_abcdef")),
+        (["x", "--cfg", '{"url": "redis://:hf_abcdef@h"}'], (), ('{"url": "redis://:hf_abcdef@h"}', "hf_abcdef")),
+        ("x --port 1", (("OTEL_HEADERS", "authorization=Basic hf_abcdef"),), ("authorization=Basic hf_abcdef", "hf_abcdef")),
+    ],
+)
+def test_passwords_of_urls_and_headers_that_let_in_are_secrets(
+    command: str | list[str], env: tuple[tuple[str, str], ...], masked: tuple[str, ...]
+) -> None:
+    """The whole value, and what of it somebody would say alone."""
+    assert describe(replace(a_model(command), env=env)).launch(1, []).secrets == masked
+
+
+def test_addresses_without_a_password_are_no_secrets() -> None:
+    """Ports, names of users, brackets and signs behind a path are no passwords; a variable that a shell fills in is none either."""
+    words = ["http://[::1]:80/a@b", "http://127.0.0.1:80?x=a@b", "ssh://git@h:22/x", "https://user@h/x", "secret:4b"]
+    script = 'exec x -H "Authorization: Bearer $TOKEN" http://u:${PASS}@h --api-key "$KEY" --token $(cat /run/token)'
+
+    assert describe(a_model(["x", *words])).launch(1, []).secrets == ()
+    assert describe(a_model(["sh", "-c", script])).launch(1, []).secrets == ()
+
+
+def test_a_key_that_a_shell_fills_in_is_the_variables_value() -> None:
+    """Probes show the key that the engine asks for, not the name of what holds it."""
+    engine = describe(replace(a_model(["sh", "-c", 'exec llama-server -m x --api-key "$KEY"']), env=(("KEY", "sk-12345"),)))
+
+    assert engine.readiness().headers == (("Authorization", "Bearer sk-12345"),)
+
+
+def test_calls_hold_secrets_as_written_and_as_meant() -> None:
+    """In the query of a sleep route, and however deep in the body of a warm-up."""
+    text = """models:
+  m:
+    cmd: x --port ${PORT}
+    sleep: {path: "/sleep?token=a%2Bbcdef"}
+    wake: {path: /wake}
+    warmup: {path: /v1/x, body: {deep: [{api_key: k-12345}]}}
+"""
+
+    (model,) = load_config_text(text, env={}).models
+    assert describe(model).launch(1, []).secrets == ("a+bcdef", "a%2Bbcdef", "k-12345")
 
 
 def test_numbers_of_tokens_are_no_secrets() -> None:

@@ -62,6 +62,8 @@ def check_model(model_id: str, model: ModelSection, raw: Mapping[str, object], d
     for word in model.cmd:
         if flag := secrets.FLAG.fullmatch(word):
             report.warn((*path, "cmd"), _secret_sentence(word.removesuffix(flag["value"] or "")))
+    if any(map(secrets.is_told, secrets.in_arguments(model.cmd))):
+        report.warn((*path, "cmd"), _secret_sentence("a password in a URL, or an Authorization header,"))
 
 
 def check_sleep(model_id: str, model: ModelSection, top: ConfigFile, report: Report) -> None:

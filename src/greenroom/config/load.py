@@ -158,8 +158,8 @@ class _Loader:
             self._hide(section)
             declared = section.get("macros")
             for name, value in declared.items() if isinstance(declared, Mapping) else ():
-                if looks_secret(str(name)) and isinstance(value, str):
-                    self.report.hide(value)
+                if isinstance(value, str) and (looks_secret(str(name)) or secrets.in_variable(str(name), value)):
+                    self._hide_value(value)
 
     def _hide_key(self, item: Any) -> None:
         """One of `apiKeys`; in a mapping also what stands where a word of ours is expected and looks like none."""
@@ -176,12 +176,20 @@ class _Loader:
     def _hide(self, section: Mapping[str, Any]) -> None:
         """Variables and arguments of a model that are secrets."""
         found = [*secret_values(section.get("env"))]
-        for command in (section.get(key) for key in _COMMANDS):
-            words = command if isinstance(command, list) else [f"{command} "]
-            found += secrets.in_arguments(word for word in words if isinstance(word, str))
+        container = section.get("container")
+        in_container = container.get("args") if isinstance(container, Mapping) else None
+        for command in (*(section.get(key) for key in _COMMANDS), in_container):
+            if isinstance(command, list):
+                found += secrets.in_arguments(word for word in command if isinstance(word, str))
+            elif isinstance(command, str):
+                found += secrets.in_script(command)
         for value in found:
-            if "${" not in str(value):  # a macro's name is none
-                self.report.hide(value)
+            self._hide_value(value)
+
+    def _hide_value(self, value: object) -> None:
+        for part in secrets.parts(str(getattr(value, "text", value))):
+            if "${" not in part:  # a macro's name is none
+                self.report.hide(part)
 
     def _raw_models(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         models = raw.get("models")

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from . import secrets
 from .document import Text
 from .errors import Path, Report, did_you_mean, looks_secret, quoted
 
@@ -88,8 +89,9 @@ def _env_value(name: str, env: Mapping[str, str], report: Report, number: int) -
     if value is None:
         report.add((), f"${{env.{name}}} is used, but the environment has no {name}. Set it, or remove the macro.", number)
         return None
-    if looks_secret(name):
-        report.hide(value)
+    if looks_secret(name) or secrets.is_told(value):
+        for part in secrets.parts(value):
+            report.hide(part)
     if any(c in value for c in "\n\r\0"):
         report.add((), f"the environment variable {name} holds a line end or NUL, which ${{env.{name}}} cannot carry.", number)
         return None

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from greenroom.core.facts import Policy
 
-from . import commands, units
+from . import commands, secrets, units
 from .document import plain
 from .errors import did_you_mean, kind, looks_secret, quoted
 from .foreign import FILTER_SYNONYMS, PEER_FILTER_SYNONYMS, SYNONYMS
@@ -1044,13 +1044,11 @@ class ConfigFile(Section):
 
 
 def secret_values(raw: object) -> list[object]:
-    """Values of `env` entries whose names say that they are secret."""
-    if isinstance(raw, Mapping):
-        return [item for name, item in raw.items() if looks_secret(str(name))]
+    """Values of `env` entries that are secret, as their names or they themselves say."""
+    pairs = [(str(name), item) for name, item in raw.items()] if isinstance(raw, Mapping) else []
     if isinstance(raw, list):
-        pairs = [item.partition("=") for item in raw if isinstance(item, str)]
-        return [text for name, _, text in pairs if looks_secret(name)]
-    return []
+        pairs = [(name, text) for name, _, text in (item.partition("=") for item in raw if isinstance(item, str))]
+    return [item for name, item in pairs if looks_secret(name) or secrets.in_variable(name, str(item))]
 
 
 def json_schema() -> dict[str, Any]:

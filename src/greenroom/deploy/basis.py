@@ -8,8 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from greenroom.config.model import Config, KeyConfig, ModelConfig
-from greenroom.deploy import containerfile
-from greenroom.deploy.commands import dialect, is_secret, secrets_of
+from greenroom.config.secrets import NAME, in_variable
+from greenroom.deploy import containerfile, docker_run, scripts
+from greenroom.deploy.commands import container_env, dialect, secrets_of, written_secrets
 from greenroom.deploy.intent import Intent, Share, Workload
 from greenroom.deploy.names import label
 from greenroom.deploy.places import Places
@@ -141,17 +142,32 @@ class Basis:
             wanted = API_KEY if len(config.keys) == 1 else f"{API_KEY}_{variable_name(key.name)}"
             self.vault.key(key.key, wanted)
         for model in config.models:
-            prefix = variable_name(model.id)
-            for name, value in dialect(model).env.items():
-                if is_secret(name) and value and PORT_MACRO not in value:
-                    self.vault.key(value, name, f"{prefix}_{name}")
-            for value in secrets_of(dialect(model)):
-                self.vault.key(value, f"{prefix}_SECRET")
+            self._keep_secrets_of(model)
         for value, variable in self.vault.keys.items():
             if any(char in value for char in "\n\r\0"):
                 raise BuildError(
                     f"the secret {variable} has several lines, which no file of variables carries; keep it in a file and name that file"
                 )
+
+    def _keep_secrets_of(self, model: ModelConfig) -> None:
+        engine, prefix = dialect(model), variable_name(model.id)
+        env = {**engine.env, **(dict(container_env(model.container, model.env)) if model.container is not None else {})}
+        if engine.command.client and (run := docker_run.parse(model.argv)) is not None:
+            env |= {name: value for name, value in run.env.items() if value is not None}
+        for name, value in env.items():
+            if in_variable(name, value) and value != PORT_MACRO:
+                _refuse_port(model, value, f"its variable {name}")
+                # A proxy's address is for the engine that has it: under its own name it would steer greenroom too.
+                self.vault.key(value, *([name] if NAME.search(name) else []), f"{prefix}_{name}")
+        for value in written_secrets(model):
+            if not any(value in word for word in (*model.argv, *model.stop_argv)):
+                raise BuildError(
+                    f"{model.id}: a secret in a script of its `cmd` or `cmdStop` is written with a shell's quotes inside "
+                    "and cannot be taken out; put it into a variable under `env` and use that one"
+                )
+        for value in secrets_of(engine):
+            _refuse_port(model, value, "a word of its `cmd` or `cmdStop`")
+            self.vault.key(value, f"{prefix}_SECRET")
 
     def listen(self) -> tuple[str, int]:
         host, colon, port = (self.options.listen or f"127.0.0.1:{OWN_PORT}").rpartition(":")
@@ -174,10 +190,12 @@ class Basis:
                 "write the image under `container` and the engine's own command in `cmd`, or take --mode engines, or generate systemd"
             )
 
-    def script(self, model: ModelConfig, places: Places) -> tuple[str, ...]:
-        """`sh -c SCRIPT`: whole paths in it are renamed as text."""
+    def script(self, model: ModelConfig, places: Places, image: str = "") -> tuple[str, ...]:
+        """`sh -c SCRIPT`: whole paths in it are renamed as text, its program too.  `image`: of the engine alone; "" = greenroom's own."""
+        engine = dialect(model)
         paths = [word for text in model.argv for word in re.findall(r"(?<![\w/.:=])/[^\s'\";|&<>()$]+", text) if word.endswith(".gguf")]
-        return tuple(places.script(word, paths) for word in model.argv)
+        words = (places.script(word, paths) for word in model.argv)
+        return tuple(scripts.inside(word, engine, image) if image else scripts.with_program(word, engine) for word in words)
 
     def head(self, first: str) -> tuple[str, ...]:
         return (first, *((f"Made by: {self.options.command}",) if self.options.command else ()))
@@ -210,4 +228,13 @@ class Basis:
             builds=containerfile.text_of(kinds, self.target, self.options.engine_images) if wants_build else "",
             notes=tuple(self.notes),
             options={**self.options.extra, **({"command": self.options.command} if self.options.command else {})},
+        )
+
+
+def _refuse_port(model: ModelConfig, value: str, where: str) -> None:
+    """Neither could the port be filled in where a secret is kept, nor the secret be taken from around it."""
+    if PORT_MACRO in value:
+        raise BuildError(
+            f"{model.id}: {where} holds a secret and {PORT_MACRO} at once; write the port as a number, "
+            "or put the secret into a variable of its own under `env`"
         )

@@ -11,12 +11,13 @@ from dataclasses import replace
 from greenroom.config import secrets
 from greenroom.config.model import ContainerConfig, ModelConfig
 from greenroom.deploy.intent import Mount, Share, Workload
+from greenroom.deploy.scripts import everywhere
 from greenroom.engines.container import Containerized
 from greenroom.engines.detect import DIALECTS, describe
 from greenroom.engines.devices import LLAMA_DEVICE
 from greenroom.engines.exposure import is_loopback
 from greenroom.engines.flags import unwrap
-from greenroom.engines.generic import PORT_MACRO, Generic
+from greenroom.engines.generic import Generic
 from greenroom.engines.llama_server import DEVICE
 
 HANDED_ON = '"$@"'  # in a shell's script
@@ -59,12 +60,6 @@ def with_words(model: ModelConfig, words: Mapping[str, str]) -> ModelConfig:
     return replace(model, argv=tuple(map(fill, model.argv)), env=env, container=container, reference="")
 
 
-def filled(script: tuple[str, ...], launched: tuple[str, ...]) -> tuple[str, ...]:
-    """The renamed words of a script with the port that the launch has filled in."""
-    port = next((match[0] for word in launched for match in [re.search(r"(?<=--port[ =])\d+", word)] if match), "")
-    return tuple(word.replace(PORT_MACRO, port) for word in script)
-
-
 def opened(argv: tuple[str, ...], engine: Generic) -> tuple[str, ...]:
     """Loopback inside a container is reachable by nobody: the engine listens on all its addresses there."""
     out = list(argv)
@@ -74,8 +69,7 @@ def opened(argv: tuple[str, ...], engine: Generic) -> tuple[str, ...]:
             continue
         value = value if equals else argv[position + 1] if position + 1 < len(argv) else ""
         if is_loopback(value):
-            everywhere = "::" if ":" in value else "0.0.0.0"
-            out[position if equals else position + 1] = f"{name}={everywhere}" if equals else everywhere
+            out[position if equals else position + 1] = f"{name}={everywhere(value)}" if equals else everywhere(value)
     return tuple(out)
 
 
@@ -135,12 +129,14 @@ def has_key(engine: Generic) -> bool:
 def secrets_of(engine: Generic) -> tuple[str, ...]:
     """Secrets of its entry; not the key in a file, which stays on the host."""
     in_file = engine.engine_key() if engine.flags.value("--api-key-file", env="LLAMA_ARG_API_KEY_FILE") else ""
-    written = secrets.in_arguments((*engine.config.argv, *engine.config.stop_argv))
-    return tuple(value for value in dict.fromkeys((*written, *engine.secrets())) if value and (value != in_file or value in written))
+    written = written_secrets(engine.config)
+    return tuple(value for value in dict.fromkeys((*written, *engine.secret_values())) if value and (value != in_file or value in written))
 
 
-def is_secret(name: str) -> bool:
-    return secrets.NAME.search(name) is not None
+def written_secrets(model: ModelConfig) -> tuple[str, ...]:
+    """Those among the words of its commands."""
+    found = [value for words in (model.argv, model.stop_argv) for value in secrets.in_arguments(words)]
+    return tuple(dict.fromkeys(value for value in found if value))
 
 
 def kept(container: ContainerConfig | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

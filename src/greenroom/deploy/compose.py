@@ -9,7 +9,7 @@ from greenroom.config.yaml_out import dump
 from greenroom.deploy import containerfile, health
 from greenroom.deploy.files import commented, head
 from greenroom.deploy.intent import Files, Intent, Mount, Share, Workload
-from greenroom.deploy.limits import pids_max, rights, sysctls
+from greenroom.deploy.limits import memory_max_mib, pids_max, rights, sysctls
 from greenroom.deploy.order import before
 from greenroom.deploy.unfit import Unfit
 
@@ -26,6 +26,8 @@ def files(intent: Intent) -> Files:
         document["volumes"] = {name: {} for name in volumes}
     secrets = sorted({key for one in intent.workloads for _, key in one.secret_env})
     steps = ["First: cp .env.example .env, chmod 600, fill it in."] if secrets else []
+    offered = sorted({name for one in intent.workloads for name in one.offered_env})
+    steps += [f"{', '.join(offered)} is handed on where .env has it: gated models ask for it."] if offered else []
     steps += [containerfile.FIRST] if intent.builds else []
     steps += [f"docker compose -f {FILE} up -d", *rights(intent.workloads), *intent.notes]
     out = {FILE: dump(document, comments=head(intent.options.get("command", ""), *steps))}
@@ -47,8 +49,9 @@ def _service(intent: Intent, workload: Workload) -> Value:
         service["command"] = list(workload.argv[1:])
     else:
         service["command"] = list(workload.argv)
-    if workload.env or workload.secret_env:
-        service["environment"] = dict(workload.env)
+    if workload.env or workload.secret_env or workload.offered_env:
+        # What has no value here is taken from .env or the shell where it is set, and left out where it is not.
+        service["environment"] = {**dict(workload.env), **dict.fromkeys(workload.offered_env)}
     if workload.model:
         service["labels"] = {"dev.greenroom.model": workload.model}
     if workload.host_port:
@@ -107,7 +110,8 @@ def _devices(share: Share) -> Value:
 
 
 def _limits(intent: Intent, workload: Workload) -> Value:
-    return {"pids": pids_max(intent, workload), **({"memory": f"{workload.memory_mib}M"} if workload.memory_mib else {})}
+    memory_mib = memory_max_mib(workload)
+    return {"pids": pids_max(intent, workload), **({"memory": f"{memory_mib}M"} if memory_mib else {})}
 
 
 def _health(workload: Workload) -> Value:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,15 +9,13 @@ from typing import Any
 
 from greenroom.config import secrets, write
 from greenroom.config.model import ContainerConfig, ModelConfig, PullConfig
-from greenroom.deploy import docker_run, fetching, images
+from greenroom.deploy import docker_run, fetching, first_start, images, scripts
 from greenroom.deploy.basis import PORTS_END, Basis, BuildError
 from greenroom.deploy.commands import (
     container_env,
     dialect,
-    filled,
     has_key,
     in_shell,
-    is_secret,
     kept,
     on_host,
     opened,
@@ -33,12 +30,11 @@ from greenroom.deploy.names import labels
 from greenroom.deploy.places import CACHE_PLACE, CACHE_VARIABLES, Places
 from greenroom.deploy.pod_devices import without_pins
 from greenroom.deploy.vault import variable_name
+from greenroom.engines.base import Launch
 from greenroom.engines.detect import IMAGE_ENTRY
 from greenroom.engines.devices import PIN_VARIABLES
-from greenroom.engines.discovery import IMAGE_PROGRAM, PROGRAM
 from greenroom.engines.exposure import is_loopback
 from greenroom.engines.generic import PORT_MACRO, Generic
-from greenroom.engines.llama_server import FETCHED
 
 TEI_CACHE_PLACE = "/data"  # its image names this one itself
 
@@ -105,12 +101,14 @@ class Engines(Basis):
         engine = dialect(replace(model, container=ContainerConfig("podman", image, *kept(model.container))))
         launch = engine.launch(port, ())
         share = self.share(model, engine)
-        argv = self._engine_argv(model, engine, launch.argv, image, places, share)
+        argv = self._engine_argv(model, engine, launch, image, places, share, port)
         env = self._engine_env(model, engine, launch.env, share)
+        env = tuple(scripts.opened_variables(dict(env), engine).items())
         places.environment(env)
+        self._tell_of_doubts(model, engine, argv, dict(env), image)
         argv, secret_argv = self._without_secrets(model, engine, argv)
         own_entry = argv[:1] == (IMAGE_ENTRY,)
-        secret_env = {**secret_argv, **{key: self.vault.keys[value] for key, value in env if value in self.vault.keys and is_secret(key)}}
+        secret_env = {**secret_argv, **self._secret_variables(dict(env))}
         mounts = (
             *fetched.mounts,
             *(volume_mounts(model.container.volumes) if model.container else ()),
@@ -137,7 +135,7 @@ class Engines(Basis):
     def _workload(self, model: ModelConfig, engine: Generic, *, port: int, share: Share, **more: Any) -> Workload:
         """With what follows from the model alone."""
         ready = engine.readiness()
-        probe = Probe(f"{ready.base_path}{ready.path}" if ready.path is not None else "", port, model.start_s_max)
+        probe = Probe(f"{ready.base_path}{ready.path}" if ready.path is not None else "", port, first_start.start_s(model, engine))
         return Workload(
             model=model.id,
             port=port,
@@ -152,6 +150,7 @@ class Engines(Basis):
             kind=engine.kind,
             tcp_only=ready.path is None,
             key=self._key_of(model, engine),
+            offered_env=first_start.offered(engine),
             **more,
         )
 
@@ -178,13 +177,18 @@ class Engines(Basis):
         env = {name: given.get(name, "") if value is None else value for name, value in run.env.items()}
         env = {name: value.replace(PORT_MACRO, str(host_port)) for name, value in env.items()}
         env = without_pins(env) if self.options.in_cluster else env
-        args = tuple(word.replace(PORT_MACRO, str(host_port)) for word in run.args)
+        env = scripts.opened_variables(env, engine)
+        args = opened(tuple(word.replace(PORT_MACRO, str(host_port)) for word in run.args), engine)
         args = (*args, *self._served_names(model, engine, args))
+        self._tell_of_doubts(model, engine, args, env, run.image)
         argv, secret_argv = self._without_secrets(model, engine, (*((run.entrypoint,) if run.entrypoint else ()), *args))
         if argv[:1] == ("/bin/sh",):
-            raise BuildError(f"{model.id}: its arguments hold a secret that its engine takes from no variable; write it under `env`")
+            raise BuildError(
+                f"{model.id}: its arguments hold a secret that its engine takes from no variable; write it under `env`, "
+                "or the image under `container` and the engine's own command in `cmd`"
+            )
         # A variable that is only named comes from whoever starts it: its value is not this file's business.
-        told = {name: self.vault.keys[value] for name, value in env.items() if value in self.vault.keys and is_secret(name)}
+        told = self._secret_variables(env)
         absent = {name: name for name, value in run.env.items() if value is None and name not in given}
         hidden = {**secret_argv, **told, **absent}
         return self._workload(
@@ -203,6 +207,22 @@ class Engines(Basis):
             host_port=host_port,
         )
 
+    def _tell_of_doubts(self, model: ModelConfig, engine: Generic, argv: Sequence[str], env: Mapping[str, str], image: str) -> None:
+        """What nobody here can read for certain, or change: scripts, programs that nobody knows, a container that the operator runs."""
+        if engine.command.shell:
+            self.notes.append(f"{model.id}: its `cmd` is a script for a shell: what it calls beside the engine must be in {image}.")
+        if engine.command.shell or engine.command.client:
+            flag = scripts.hidden_host(engine)
+            if flag and "llama.cpp" not in image:  # those images say it themselves
+                self.notes.append(
+                    f"{model.id}: its `cmd` names no {flag}: nobody outside its container may reach it; write {flag} 0.0.0.0."
+                )
+        if engine.command.shell or engine.kind == "generic":
+            self.notes += (
+                f"{model.id}: {word} is the container itself inside: where it listens there, nobody else reaches it; write 0.0.0.0."
+                for word in scripts.closed(argv, env)
+            )
+
     def _image(self, model: ModelConfig, engine: Generic) -> str:
         named = self.options.engine_images.get(model.id)
         if named is None and model.container is not None:
@@ -216,19 +236,17 @@ class Engines(Basis):
         return image
 
     def _engine_argv(
-        self, model: ModelConfig, engine: Generic, argv: tuple[str, ...], image: str, places: Places, share: Share
+        self, model: ModelConfig, engine: Generic, launch: Launch, image: str, places: Places, share: Share, port: int
     ) -> tuple[str, ...]:
         if engine.command.shell:
-            return filled(self.script(model, places), argv)
+            return tuple(word.replace(PORT_MACRO, str(port)) for word in self.script(model, places, image))
         # What wraps the engine on the host (env, nice, uv run) is not there inside; variables it set are in the environment.
         whole = engine.config.argv  # a command of flags alone has got the program of its image
-        inner = argv[len(whole) - len(engine.command.argv) :]
+        inner = launch.argv[len(whole) - len(engine.command.argv) :]
         if engine.command.python:
             inner = ("python3", *(("-m",) if "-m" in whole[: len(whole) - len(engine.command.argv)] else ()), *inner)
-        elif engine.kind == "llama_server":
-            inner = (IMAGE_PROGRAM if "llama.cpp" in image else PROGRAM, *inner[1:])
         elif engine.kind != "generic":
-            inner = (os.path.basename(inner[0]), *inner[1:])
+            inner = (scripts.program(engine, image), *inner[1:])
         inner = opened(inner, engine)
         inner = renumbered(inner, share)
         inner = (*inner, *self._served_names(model, engine, inner))
@@ -263,6 +281,11 @@ class Engines(Basis):
             return tuple((name, value) for name, value in merged.items() if name not in by_hand)
         return tuple((merged if by_hand else {**merged, **_choice(share)}).items())
 
+    def _secret_variables(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Those that hold a secret, each with its key."""
+        keys = self.vault.keys
+        return {name: keys[value] for name, value in env.items() if value in keys and secrets.in_variable(name, value)}
+
     def _without_secrets(self, model: ModelConfig, engine: Generic, argv: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
         """A command that shows no secret: keys by the variable the engine knows, others through a shell that fills them in."""
         known = set(secrets_of(engine))
@@ -271,7 +294,7 @@ class Engines(Basis):
         if not found:
             return argv, {}
         key = engine.flags.value(*engine.key_flags)
-        if engine.key_variables and key and set(found) <= {key}:
+        if engine.key_variables and key and set(found) <= {key} and not engine.command.shell:
             shorter = without_flag(argv, engine.key_flags)
             if key not in shorter:
                 return shorter, {engine.key_variables[0]: self.vault.key(key, f"{variable_name(model.id)}_API_KEY")}
@@ -295,7 +318,7 @@ class Engines(Basis):
         volume = f"{self.name}-cache"
         if engine.kind == "tei":
             return (Mount("volume", volume, TEI_CACHE_PLACE, read_only=False),)
-        if engine.kind in ("vllm", "sglang") or any(engine.flags.has(flag) for flag in FETCHED):
+        if engine.kind in ("vllm", "sglang") or engine.fetches_from():
             return (Mount("volume", volume, CACHE_PLACE, read_only=False),)
         return ()
 
@@ -323,6 +346,8 @@ def _choice(share: Share) -> dict[str, str]:
 
 
 def _host_memory(model: ModelConfig, share: Share) -> int:
-    """Host RAM where it was declared; on a CPU that is where the model lies too."""
+    """Host RAM where it was declared; on a CPU that is where the model lies too, and what is needed beside it alone says nothing."""
     beside = model.host_memory_mib or 0
-    return beside + (model.memory_mib or 0) if share.vendor == "cpu" else beside
+    if share.vendor != "cpu":
+        return beside
+    return beside + model.memory_mib if model.memory_mib else 0

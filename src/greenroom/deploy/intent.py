@@ -57,6 +57,7 @@ class Workload:
     port: int
     env: tuple[tuple[str, str], ...] = ()
     secret_env: tuple[tuple[str, str], ...] = ()  # name of a variable -> the key it has in the set's secrets (never a value)
+    offered_env: tuple[str, ...] = ()  # secrets that it takes where they are set, and starts without; also their keys
     mounts: tuple[Mount, ...] = ()
     share: Share = field(default_factory=Share)
     memory_mib: int = 0  # host RAM it may use; 0 = not said

@@ -44,6 +44,7 @@ CONFIG_BYTES_MAX = 1 << 20  # of a ConfigMap
 PULL_S = 1800  # an image of an inference engine may take this long to arrive before a rollout counts as stuck
 PORT_NAME = "http"
 SCRAPE_S = 15
+OFFERED = "Engines that fetch their weights read"
 CLIENT_LABEL = f"{PREFIX}/client"  # pods that may talk to engines directly
 MONITORING_NAMESPACE = "monitoring"
 
@@ -311,6 +312,8 @@ def comments(intent: Intent, options: KubeOptions) -> tuple[str, ...]:
     said += [one_line(note) for note in intent.notes]
     if command := secret_command(intent):
         said.append(f"Secrets are referred to, never written. Make them first:  {command}")
+    if names := sorted({name for one in intent.workloads for name in one.offered_env}):
+        said.append(f"{OFFERED} {', '.join(names)} in the Secret {secret_name(intent)}, where it is there: gated models ask for it.")
     said += _about_models(intent, options)
     if any(one.image.startswith("localhost/") for one in intent.workloads):
         said.append("No registry has greenroom's image: build it from the Containerfile, push it, and generate again with --image.")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from greenroom.deploy.intent import Intent, Mount, Probe, Workload
-from greenroom.deploy.limits import sysctls
+from greenroom.deploy.limits import memory_max_mib, sysctls
 from greenroom.deploy.names import label
 from greenroom.deploy.places import ROOT
 from greenroom.deploy.unfit import Unfit
@@ -31,7 +31,6 @@ LIVE_FAILURES_MAX = 6  # a busy engine may answer late, and ending it costs ever
 READY_FAILURES_MAX = 3
 ENGINE_CPU, GREENROOM_CPU = "1", "500m"  # asked for; no limit: a throttled engine answers late and nobody is helped
 UNKNOWN_ENGINE_MIB, UNKNOWN_GREENROOM_MIB = 4096, 1024  # asked for where nobody measured or estimated
-MEMORY_SLACK = 1.25  # limit over what was measured: the first long prompt is not the end
 MODELS = ("pvc", "image", "hostpath")
 CONTROLLERS = ("deployment", "statefulset")
 DNS_NAME = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
@@ -197,6 +196,10 @@ def _env(workload: Workload, intent: Intent) -> list[Value]:
     secret: list[Value] = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret_name(intent), "key": key}}} for name, key in workload.secret_env
     ]
+    secret += [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret_name(intent), "key": name, "optional": True}}}
+        for name in workload.offered_env
+    ]
     return plain + secret
 
 
@@ -229,10 +232,9 @@ def _check(probe: Probe | None, workload: Workload) -> Value:
 
 def resources(workload: Workload, intent: Intent) -> Value:
     """CPU and memory; quantities are text."""
-    shm = workload.shm_mib  # what lies in /dev/shm counts as the container's memory
+    shm = workload.shm_mib
     cpu = ENGINE_CPU if workload.model else GREENROOM_CPU
-    if workload.memory_mib:
-        limit = math.ceil(workload.memory_mib * MEMORY_SLACK) + shm
+    if limit := memory_max_mib(workload):
         return {"requests": {"cpu": cpu, "memory": f"{workload.memory_mib + shm}Mi"}, "limits": {"memory": f"{limit}Mi"}}
     unknown = UNKNOWN_ENGINE_MIB if workload.model else UNKNOWN_GREENROOM_MIB + _ram_mib(intent)
     return {"requests": {"cpu": cpu, "memory": f"{unknown + shm}Mi"}}

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from greenroom.config.errors import one_line
 from greenroom.deploy.intent import Intent, Workload
 
+MEMORY_SLACK = 1.25  # limit over what was measured: the first long prompt is not the end
 PRIVILEGED_PORTS_END = 1024
 PIDS_PER_ENGINE = 4096  # threads count as well, and a server of PyTorch starts some for every core
+
+
+def memory_max_mib(workload: Workload) -> int:
+    """Host RAM it may use at most; 0 = no limit.  What lies in /dev/shm counts as the container's memory."""
+    return math.ceil(workload.memory_mib * MEMORY_SLACK) + workload.shm_mib if workload.memory_mib else 0
 
 
 def pids_max(intent: Intent, workload: Workload) -> int:

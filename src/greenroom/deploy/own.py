@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from greenroom.config import write
 from greenroom.config.model import Config, ContainerConfig, ModelConfig
-from greenroom.deploy import images
+from greenroom.deploy import first_start, images
 from greenroom.deploy.basis import OWN_PORT, Basis, BuildError
 from greenroom.deploy.commands import container_env, dialect, on_host
 from greenroom.deploy.fetching import reference_of
@@ -53,6 +53,7 @@ class Own(Basis):
             self._tell_of_loopback(config)
             if not config.keys:
                 config = replace(config, allowed_hosts=tuple(dict.fromkeys((*config.allowed_hosts, *self._called(host)))))
+        self.notes += filter(None, map(first_start.note, config.models))
         text = write.text_of(config, self.vault.keys, comments=self.head("The models, and how they share the devices."))
         workload = self._own_workload(config, text, places, host, port, self.whole_share(config, slices))
         return self.intent("greenroom", (workload,), config, text, host)
@@ -80,6 +81,7 @@ class Own(Basis):
             port=inside_port,
             env=() if bare else (("HOME", CACHE_PLACE),),
             secret_env=tuple((name, name) for name in sorted(self.vault.keys.values()) if f"${{env.{name}}}" in text),
+            offered_env=() if bare else self._offered(config),
             mounts=_where_they_lie(places) if bare else (*kept, *places.mounts()),
             share=share,
             memory_mib=0,
@@ -89,6 +91,13 @@ class Own(Basis):
             stop_s=OWN_STOP_S + max((model.stop_s_max for model in config.models), default=0.0),
             host_port=port,
         )
+
+    def _offered(self, config: Config) -> tuple[str, ...]:
+        """Engines hand on what greenroom has, and greenroom asks hubs by itself."""
+        asks = any((found := reference_of(model)) is not None and found.scheme == "hf" for model in config.models)
+        named = {name for model in config.models for name in first_start.offered(dialect(model))}
+        given = self.vault.keys.values()
+        return tuple(sorted((named | ({first_start.TOKEN} if asks else set())) - set(given)))
 
     def _called(self, host: str) -> tuple[str, ...]:
         """What its neighbours call it; without keys greenroom answers to names that it knows alone."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from greenroom.deploy import containerfile, escape, health
 from greenroom.deploy.files import commented, head
 from greenroom.deploy.intent import Files, Intent, Mount, Share, Workload
-from greenroom.deploy.limits import pids_max, rights, sysctls
+from greenroom.deploy.limits import memory_max_mib, pids_max, rights, sysctls
 from greenroom.deploy.order import before
 from greenroom.deploy.unfit import Unfit
 
@@ -19,6 +19,7 @@ PULL_S = 1800  # an image, or its build, may take this long before the start its
 STOP_SLACK_S = 15
 RESTART_S = 5
 STARTS_MAX, STARTS_WINDOW_S = 10, 3600  # a unit that keeps failing is left alone; an operator's restarts count as well
+HOME = "%E/containers/systemd"  # of these files, for either manager
 INSTALL = {"user": "default.target", "system": "multi-user.target"}
 
 Lines = list[str]
@@ -62,6 +63,7 @@ def _container(intent: Intent, workload: Workload, rootful: bool) -> str:
     container += _command(workload)
     container += [f"Environment={escape.word(f'{name}={value}')}" for name, value in workload.env]
     container += [f"EnvironmentFile=./{workload.name}.env"] if workload.secret_env else []
+    container += [f"PodmanArgs=--env={name}" for name in workload.offered_env]  # from the service, where it is set
     container += [_port(intent, workload)] if workload.host_port else []
     container += [f"Network={intent.name}.network"] if _has_network(intent, rootful) else []
     container += [_mount(mount, moves=_is_apart(workload, rootful)) for mount in workload.mounts]
@@ -70,6 +72,7 @@ def _container(intent: Intent, workload: Workload, rootful: bool) -> str:
     container += _confinement(intent, workload, rootful)
     start_s = workload.ready.start_s if workload.ready else 0.0
     service = [
+        *([f"EnvironmentFile=-{HOME}/{_offered_file(intent)}"] if workload.offered_env else []),
         *(f"ExecStartPre={_fetch(mount.source)}" for mount in workload.mounts if mount.kind == "image"),
         "Restart=always",
         f"RestartSec={RESTART_S}",
@@ -78,6 +81,11 @@ def _container(intent: Intent, workload: Workload, rootful: bool) -> str:
     ]
     sections = [("Unit", unit), ("Container", container), ("Service", service), ("Install", [f"WantedBy={INSTALL[_manager(rootful)]}"])]
     return _unit(intent, sections, notes=(*_steps(intent, workload, rootful), *intent.notes))
+
+
+def _offered_file(intent: Intent) -> str:
+    """What may be there and need not; one for all."""
+    return f"{intent.name}-hub.env"
 
 
 def _fetch(image: str) -> str:
@@ -94,6 +102,8 @@ def _steps(intent: Intent, workload: Workload, rootful: bool) -> tuple[str, ...]
     folder = "/etc/containers/systemd" if rootful else "~/.config/containers/systemd"
     systemctl = "systemctl" if rootful else "systemctl --user"
     secrets = (f"First: cp {workload.name}.env.example {workload.name}.env, chmod 600, fill it in.",) if workload.secret_env else ()
+    where = f"{folder}/{_offered_file(intent)} (chmod 600)"
+    offered = tuple(f"{name} is handed on where {where} has it: gated models ask for it." for name in workload.offered_env)
     on_files = rights((workload,)) if rootful else ()
     if _is_apart(workload, rootful):
         on_files = (
@@ -107,6 +117,7 @@ def _steps(intent: Intent, workload: Workload, rootful: bool) -> tuple[str, ...]
     linger = () if rootful else ("It runs without anybody logged in after: loginctl enable-linger",)
     return (
         *secrets,
+        *offered,
         *((containerfile.FIRST,) if intent.builds else ()),
         f"To {folder}, then: {systemctl} daemon-reload && {systemctl} start {workload.name}",
         *changed,
@@ -196,7 +207,7 @@ def _confinement(intent: Intent, workload: Workload, rootful: bool) -> Lines:
     # Nodes of AMD and Intel cards are open to root and a group of the host; users of another namespace are neither.
     lines += ["UserNS=auto"] if _is_apart(workload, rootful) else []
     lines += [f"ShmSize={workload.shm_mib}m"] if workload.shm_mib else []
-    lines += [f"PodmanArgs=--memory={workload.memory_mib}m"] if workload.memory_mib else []
+    lines += [f"PodmanArgs=--memory={limit}m"] if (limit := memory_max_mib(workload)) else []
     return [*lines, f"StopTimeout={math.ceil(workload.stop_s)}"]
 
 

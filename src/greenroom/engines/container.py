@@ -91,7 +91,7 @@ def wrap(
         raise ValueError(f"{config.id} has no `container` entry")
     args = tuple(word for word in container.args if word.partition("=")[0] not in NEEDLESS)
     env = {key: value for key, value in launch.env.items() if key not in PIN_VARIABLES or key in dict(config.env)}
-    by_name = {key: value for key, value in env.items() if not CLIENT_VARIABLE.match(key) or secrets.NAME.search(key)}
+    by_name = {key: value for key, value in env.items() if not CLIENT_VARIABLE.match(key) or secrets.in_variable(key, value)}
     options = (
         *_publish(launch, args),
         *_device_arguments(devices, container),

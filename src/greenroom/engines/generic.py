@@ -28,13 +28,17 @@ from greenroom.engines.base import (
     Readiness,
     SleepRecipe,
 )
-from greenroom.engines.flags import ASSIGNMENT, PYTHON, Flags, Unwrapped, basename, unwrap
+from greenroom.engines.flags import ASSIGNMENT, OFF, PYTHON, Flags, Unwrapped, basename, unwrap
 
 PORT_MACRO = "${PORT}"
 PARALLEL_DEFAULT = 8
 SECRET_CHARS_MIN = 4  # shorter values would mask half of every log line
 KEY_FILE_BYTES_MAX = 64 * 1024
 OWN_NAME = "greenroom"
+HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN")
+HUB_FOLDERS = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE")
+HUB_OFFLINE = "HF_HUB_OFFLINE"
+LOCAL = ("/", "./", "../", "~", "${")  # so begins a folder of this machine, or of greenroom's store; everything else is a name on a hub
 CANARY_TEXT = "1 2 3 4 5 6 7 8 9"
 CANARY_DOCUMENTS = ("10 11 12", "a quiet room")
 CANARY_TOKENS = 4
@@ -47,6 +51,7 @@ class Generic:
     underscores: ClassVar[bool] = False
     port_flags: ClassVar[tuple[str, ...]] = ()  # empty: nothing is ever appended to the command
     host_flags: ClassVar[tuple[str, ...]] = ()
+    host_variables: ClassVar[tuple[str, ...]] = ()
     public_by_default: ClassVar[bool] = False  # listens on every interface unless told otherwise
     key_flags: ClassVar[tuple[str, ...]] = ("--api-key",)
     key_variables: ClassVar[tuple[str, ...]] = ()
@@ -106,21 +111,28 @@ class Generic:
         return tuple(words)
 
     def secrets(self) -> tuple[str, ...]:
-        """Values that must never be shown: engine keys and other secrets of the command, and variables named like one."""
+        """What must never be shown: whole values, and what of them would be said alone."""
+        found = (part for value in self.secret_values() for part in secrets.parts(value))
+        return tuple(dict.fromkeys(part for part in found if len(part) >= SECRET_CHARS_MIN))
+
+    def secret_values(self) -> tuple[str, ...]:
+        """Engine keys and other secrets of the command, variables and calls that hold one: each as it is written."""
         container = self.config.container
         words = (*self.config.argv, *self.config.stop_argv, *(container.args if container is not None else ()))
         found = [*secrets.in_arguments(words), self.engine_key()]
-        found += [value for name, value in self.env.items() if secrets.NAME.search(name)]
-        found += [value for name, value in self._declared_values() if secrets.NAME.search(name)]
+        found += [value for name, value in (*self.env.items(), *self._declared_values()) if secrets.in_variable(name, value)]
         parts = [part.strip() for value in found for part in (value, *value.split(","))]
         return tuple(dict.fromkeys(part for part in parts if len(part) >= SECRET_CHARS_MIN))
 
     def _declared_values(self) -> Iterator[tuple[str, str]]:
-        """What the sleep and wake calls of the config carry, by name: in their queries, and in the first layer of their bodies."""
-        declared = self.config.sleep_calls
-        for call in (*declared.sleep, *declared.wake) if declared is not None else ():
-            yield from parse_qsl(urlsplit(call.path).query)
-            yield from ((name, value) for name, value in (call.body or {}).items() if isinstance(value, str))
+        """What the calls of the config carry, by name: in their queries (as written, and as meant), and anywhere in their bodies."""
+        declared, warmup = self.config.sleep_calls, self.config.warmup
+        calls = [(call.path, call.body) for call in (*declared.sleep, *declared.wake)] if declared is not None else []
+        for path, body in (*calls, *([(warmup.path, warmup.body)] if warmup is not None else [])):
+            query = urlsplit(path).query
+            yield from parse_qsl(query)
+            yield from ((name, value) for name, _, value in (pair.partition("=") for pair in query.split("&")))
+            yield from _texts("", body)
 
     def pinned_devices(self) -> tuple[str, ...]:
         """UUIDs or bus indices named in the operator's environment; () = greenroom chooses."""
@@ -157,6 +169,8 @@ class Generic:
         """The first key the engine accepts; "" when it wants none (or it cannot be known)."""
         for variable in ("", *self.key_variables):
             value = self.flags.value(*self.key_flags) if not variable else self.env.get(variable)
+            if value and self.command.shell and (name := secrets.variable(value)) is not None:
+                value = self.env.get(name)  # what its shell will put there
             if value:
                 return value.split(",", 1)[0].strip()
         key_file = self.flags.value("--api-key-file", env="LLAMA_ARG_API_KEY_FILE")
@@ -200,6 +214,13 @@ class Generic:
         """What the command says it serves: a folder, or a name on a hub; None = it does not say."""
         return None
 
+    def fetches_from(self) -> str:
+        """Where it gets its weights by itself when they are not here yet: `hub`, `web`; "" = from nowhere, as far as can be seen."""
+        return "hub" if self.has_hub_token() or any(self.given(name) for name in HUB_FOLDERS) else ""
+
+    def has_hub_token(self) -> bool:
+        return any(self.given(name) for name in HUB_TOKENS) or self.flags.has("-hft", "--hf-token", "--hf-api-token")
+
     def hub_folder(self) -> str | None:
         """Where the command says that models of a hub are kept."""
         return None
@@ -231,7 +252,12 @@ class Generic:
     def model_path(self) -> Path | None:
         """The local folder it serves; None for a name on a hub."""
         name = self.model_name()
-        return self.host_path(name) if name and name.startswith(("/", "./", "../", "~")) else None
+        return self.host_path(name) if name and name.startswith(LOCAL[:-1]) else None
+
+    def named_on_hub(self) -> str:
+        """`hub` where it serves a model by its name there, and may ask it; else ""."""
+        is_offline = (self.given(HUB_OFFLINE) or "0").strip().lower() not in OFF
+        return "" if is_offline or (self.model_name() or "").startswith(LOCAL) else "hub"
 
     def contexts(self, devices: Sequence[DeviceRef]) -> tuple[tuple[int, int], ...]:
         return ()
@@ -408,6 +434,18 @@ class Generic:
 
     def ending(self, exit_code: int | None, log_tail: Sequence[str]) -> Ending:
         return oom.ending(exit_code, log_tail)
+
+
+def _texts(name: str, value: object) -> Iterator[tuple[str, str]]:
+    """The texts of a JSON value, each with the nearest name above it."""
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(str(key), item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(name, item)
 
 
 def _fill(text: str, port: int) -> str:

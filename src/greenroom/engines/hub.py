@@ -19,6 +19,9 @@ class HubServer(Generic):
     def lone_start(self) -> bool:
         return True
 
+    def fetches_from(self) -> str:
+        return self.named_on_hub()
+
     def times(self) -> tuple[float, float]:
         return 60.0, 3.0
 

@@ -22,7 +22,10 @@ MODEL = ("-m", "--model")
 DRAFT = ("-md", "--model-draft", "--spec-draft-model")
 PROJECTOR = ("-mm", "--mmproj")
 ADAPTERS = ("--lora", "--lora-scaled", "--control-vector")
-FETCHED = ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo")
+FROM_HUB = ("-hf", "-hfr", "--hf-repo")
+FETCHED = (*FROM_HUB, "-mu", "--model-url", "-dr", "--docker-repo")
+BESIDE_FROM_HUB = ("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf", "-hfv", "-hfrv", "--hf-repo-v")
+BESIDE_FROM_WEB = ("-mmu", "--mmproj-url")
 DEVICE = ("-dev", "--device")
 GPU_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 ROUTER = ("--models-dir", "--models-preset")
@@ -42,6 +45,7 @@ class LlamaServer(Generic):
     kind = "llama_server"
     port_flags: ClassVar[tuple[str, ...]] = ("--port",)
     host_flags: ClassVar[tuple[str, ...]] = ("--host",)
+    host_variables: ClassVar[tuple[str, ...]] = ("LLAMA_ARG_HOST",)
     key_variables: ClassVar[tuple[str, ...]] = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY")
     canary_extras: ClassVar[Mapping[str, Any]] = {"ignore_eos": True}
     term_again_s: ClassVar[float | None] = 1.0  # a TERM just after it became ready can be swallowed
@@ -286,6 +290,16 @@ class LlamaServer(Generic):
             except OSError as exc:
                 return f"{name}: the {what} {path} cannot be read: {exc.strerror}"
         return ""
+
+    def fetches_from(self) -> str:
+        flags = self.flags
+        if flags.has("--offline") or (self.given("LLAMA_ARG_OFFLINE") or "0").strip().lower() not in OFF:
+            return ""
+        is_built_in = any(BUILT_IN.match(item) for item in self.command.argv)
+        if is_built_in or flags.value(*FROM_HUB, *BESIDE_FROM_HUB) or self.given("LLAMA_ARG_HF_REPO"):
+            return "hub"
+        in_env = any(map(self.given, ("LLAMA_ARG_MODEL_URL", "LLAMA_ARG_DOCKER_REPO", "LLAMA_ARG_MMPROJ_URL")))
+        return "web" if in_env or flags.value(*FETCHED, *BESIDE_FROM_WEB) else ""
 
     def _has_other_source(self) -> bool:
         if self.command.shell or self.command.client:

@@ -57,8 +57,8 @@ class Sglang(HubServer):
         key = self._admin_key()
         return (("Authorization", f"Bearer {key}"),) if key else self.probe_headers()
 
-    def secrets(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*super().secrets(), *filter(None, [self._admin_key()]))))
+    def secret_values(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*super().secret_values(), *filter(None, [self._admin_key()]))))
 
     def _admin_key(self) -> str | None:
         return self.flags.value("--admin-api-key")

@@ -19,6 +19,7 @@ class Tei(Generic):
     kind = "tei"
     port_flags: ClassVar[tuple[str, ...]] = ("--port", "-p")
     host_flags: ClassVar[tuple[str, ...]] = ("--hostname",)
+    host_variables: ClassVar[tuple[str, ...]] = ("HOSTNAME",)
     public_by_default: ClassVar[bool] = True
     key_variables: ClassVar[tuple[str, ...]] = ("API_KEY",)
     ready_lines: ClassVar[re.Pattern[str]] = re.compile(r"\bReady\b|Starting HTTP server")
@@ -39,6 +40,9 @@ class Tei(Generic):
 
     def default_parallel(self) -> int:
         return self.flags.integer("--max-concurrent-requests", env="MAX_CONCURRENT_REQUESTS") or CONCURRENT_DEFAULT
+
+    def fetches_from(self) -> str:
+        return self.named_on_hub()
 
     def times(self) -> tuple[float, float]:
         return 5.0, 0.5

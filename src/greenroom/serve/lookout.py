@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from greenroom.config.secrets import in_arguments
+from greenroom.config import secrets
 from greenroom.control.facade import Result
 from greenroom.core.facts import State
 from greenroom.core.views import QueueView
@@ -86,7 +86,8 @@ class Lookout:
 
     def _secrets(self) -> list[str]:
         config = self.plan.config
-        return [*config.secrets, *(word for model in config.models for word in in_arguments(model.argv))]
+        words = (word for model in config.models for word in secrets.in_arguments(model.argv))
+        return [*config.secrets, *(part for word in words for part in secrets.parts(word))]
 
     def _contexts(self) -> dict[str, Sequence[tuple[int, int]]]:
         """What smaller contexts would free, where a model's files tell."""
