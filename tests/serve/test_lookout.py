@@ -20,6 +20,7 @@ from greenroom.core.facts import Device, InstanceReported, Model, Operation, Out
 from greenroom.host.logs import LogRing
 from greenroom.ledger.footprints import Footprints
 from greenroom.ledger.rows import RequestRow, TransitionRow
+from greenroom.ledger.schema import RUN_SHIFT
 from greenroom.ledger.store import Ledger
 from greenroom.proxy.admission import Wish
 from greenroom.proxy.record import Record
@@ -308,6 +309,26 @@ async def test_ended_requests_come_from_the_ledger_and_are_told_once(kept: tuple
     assert (second["cursor"], await house.rows(outcome="failed")) == (None, [])
     with pytest.raises(ValueError, match=r".*"):
         await house.rows(cursor="nonsense")
+
+
+async def test_requests_of_the_run_before_are_never_taken_for_ours(tmp_path: Path) -> None:
+    """Asked at once after a restart, when nothing of this run is written yet, and again later: numbers begin anew, rows stay apart."""
+    path = tmp_path / "journal.sqlite"
+    ids: list[int] = []
+    for _ in range(2):
+        ledger = Ledger(path, gather_s=600.0)  # written when told to
+        house = House(ledger)
+        await house.does("sleeper", Operation.LOAD)
+        assert ([one["id"] for one in await house.rows()], ledger.run) == (ids, 0)
+        visit, _ = house.asks("sleeper")
+        house.end(visit)
+        assert sorted(one["id"] for one in await house.rows()) == [visit.request, *ids]
+        assert await asyncio.to_thread(ledger.flush)
+        assert sorted(one["id"] for one in await house.rows()) == [visit.request, *ids]
+        ids.append(ledger.run << RUN_SHIFT | visit.request)
+        await house.shell.close()
+        ledger.close()
+    assert [one >> RUN_SHIFT for one in ids] == [1, 2]
 
 
 def test_rates_spread_tokens_over_the_time_they_took() -> None:

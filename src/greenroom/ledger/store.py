@@ -381,6 +381,14 @@ class Ledger:
         """False while rows are kept in memory only."""
         return self._disk.is_durable
 
+    @property
+    def run(self) -> int:
+        """This server's run, which is part of its requests' ids in what is read; 0 = nothing of it is written yet.
+
+        Not for keeping: what was in memory may get another number once the disk can be written.
+        """
+        return self._disk.run
+
     # ------------------------------------------------------------------ on either side
 
     def _seal(self, most: int) -> None:
@@ -694,6 +702,10 @@ class _Disk:
     @property
     def is_durable(self) -> bool:
         return self._memory is None
+
+    @property
+    def run(self) -> int:
+        return self._run if self._memory is None else self._memory_run
 
     def open(self) -> None:
         try:
