@@ -22,6 +22,8 @@ from greenroom.ledger.footprints import Footprints
 from greenroom.ledger.rows import RequestRow, TransitionRow
 from greenroom.ledger.schema import RUN_SHIFT
 from greenroom.ledger.store import Ledger
+from greenroom.planner.past import Past
+from greenroom.planner.replay import exactly
 from greenroom.proxy.admission import Wish
 from greenroom.proxy.record import Record
 from greenroom.serve.accounts import Accounts
@@ -329,6 +331,25 @@ async def test_requests_of_the_run_before_are_never_taken_for_ours(tmp_path: Pat
         await house.shell.close()
         ledger.close()
     assert [one >> RUN_SHIFT for one in ids] == [1, 2]
+
+
+async def test_a_server_that_started_over_replays_exactly(kept: tuple[House, Ledger], tmp_path: Path) -> None:
+    """Its new book knows nothing of what the old one had started."""
+    house, ledger = kept
+    house.shell.begin()
+    await house.does("sleeper", Operation.LOAD)
+    anew = asyncio.Event()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(house.shell.scheduler, "handle", lambda event: 1 / 0)
+        house.asks("sleeper")
+    house.shell.hooks.append(lambda event, actions: anew.set())
+    await anew.wait()
+    await house.does("sleeper", Operation.LOAD)
+    visit, _ = house.asks("sleeper")
+    house.end(visit)
+    assert await asyncio.to_thread(ledger.flush)
+    same = exactly(Past.at(tmp_path / "journal.sqlite").runs())
+    assert (same.difference, same.runs, same.swaps, same.admissions) == (None, 1, 2, 1)
 
 
 def test_rates_spread_tokens_over_the_time_they_took() -> None:
