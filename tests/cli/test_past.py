@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from greenroom.cli.replay import verdict
 from greenroom.cli.thrash import story
 from greenroom.core.facts import Action, Event
 from greenroom.ledger.store import Ledger
-from greenroom.planner.replay import Scene
+from greenroom.planner.replay import Exactly, Scene
 from greenroom.planner.virtual import Play
 from tests.cli.conftest import run
 from tests.planner.test_thrash import AGENT, CODER, SMALL, alternating, rare_turns, scene_with, setup_of
@@ -133,6 +134,13 @@ def test_replay_is_the_same_to_the_last_action(thrashing: Path) -> None:
     said = json.loads(run("replay", "--exact", "--json", "--state-dir", str(thrashing)).output)
     assert (said["difference"], said["runs"], said["skipped"]) == (None, 1, {})
     assert said["swaps"] > 100
+
+
+def test_replay_says_what_it_left_out() -> None:
+    """A run whose beginning was deleted."""
+    assert "1 run is not kept from the beginning" in "\n".join(verdict(Exactly(10, 1, 1, 1, cut=1)))
+    assert "2 runs are not kept" in "\n".join(verdict(Exactly(10, 1, 1, 1, cut=2)))
+    assert not any("not kept" in line for line in verdict(Exactly(10, 1, 1, 1)))
 
 
 def test_replay_says_up_to_when_it_has_read(tmp_path: Path) -> None:

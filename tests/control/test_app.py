@@ -19,7 +19,7 @@ from yarl import URL
 
 from greenroom.control.app import make_app, start_control
 from greenroom.control.facade import Result
-from greenroom.control.sse import StreamLimits
+from greenroom.control.sse import Readers, StreamLimits
 from greenroom.core.facts import Operation, State
 from tests.control.fake import LEVELS, FakeFacade, a_model, a_resident, a_sleeper, an_event
 
@@ -483,6 +483,33 @@ async def test_a_reader_that_never_reads_is_cut_and_costs_no_memory(tmp_path: Pa
             facade.publish(an_event(number + 1, "last"))
             assert b'"last"' in await good.content.readuntil(b"\n\n")
         dead.close()
+
+
+class Trickle:
+    """A request, its transport and its answer: at each look less is left unsent, down to what the reader never takes."""
+
+    def __init__(self, *left: int) -> None:
+        self.transport, self._left, self._done = self, list(left), asyncio.Event()
+
+    def get_write_buffer_size(self) -> int:
+        if len(self._left) == 1:
+            self._done.set()
+        return self._left.pop(0)
+
+    async def write(self, piece: bytes) -> None:
+        await self._done.wait()
+
+
+async def test_a_reader_that_takes_a_little_at_a_time_is_not_cut() -> None:
+    """However much longer than the stall limit the whole takes; one that takes nothing any more is."""
+    readers = Readers(StreamLimits(stall_s_max=0.02))
+    slow: Any = Trickle(*range(9, -1, -1))
+    await readers._send(slow, slow, b"snapshot")
+    assert not slow._left
+    dead: Any = Trickle(9, 8, 8, 7)
+    with pytest.raises(TimeoutError):
+        await readers._send(dead, dead, b"snapshot")
+    assert dead._left == [7]
 
 
 async def test_a_slow_reader_is_told_how_much_it_missed(tmp_path: Path) -> None:

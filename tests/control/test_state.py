@@ -14,6 +14,7 @@ import pytest
 
 from greenroom.control import render
 from greenroom.control.app import OUTCOMES
+from greenroom.control.changes import Changes
 from greenroom.control.facade import Result
 from greenroom.control.sse import StreamLimits
 from greenroom.core.facts import State
@@ -284,6 +285,23 @@ async def test_changes_come_as_messages_with_what_changed(tmp_path: Path) -> Non
         assert (await messages(response, 1))[0]["removed"] == ["old"]
         facade.waiting, facade.queued = [a_queue()], (2, 1.0)
         assert (await messages(response, 1))[0]["queue"]["models"][0]["model"] == "coder"
+
+
+async def test_what_a_new_page_was_told_the_others_hear_too() -> None:
+    """Something that lasted just as long as a second page opened: it is told that it came, and that it has gone."""
+    facade = FakeFacade(a_resident("chat"))
+    changes = Changes(facade, 0.01)
+    following = changes.follow()
+    told = asyncio.ensure_future(anext(following))
+    await asyncio.sleep(0)  # it follows from here on
+    facade.change("chat", instances=a_resident("chat", in_flight=1).instances)
+    snapshot = json.loads(changes.snapshot().removeprefix(b"data: "))
+    facade.change("chat", instances=a_resident("chat").instances)
+    async with asyncio.timeout(10):
+        found = [json.loads(one.removeprefix(b"data: ")) for one in (await told, await anext(following))]
+    await following.aclose()
+    assert snapshot["models"][0]["instances"][0]["in_flight"] == 1
+    assert [one["models"][0]["instances"][0]["in_flight"] for one in found] == [1, 0]
 
 
 async def test_a_device_that_a_reload_took_away_is_not_shown_any_more(tmp_path: Path) -> None:

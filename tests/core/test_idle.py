@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from greenroom.core.facts import State, Stop
+from greenroom.core.facts import Outcome, RequestFinished, State, Stop
 from greenroom.core.idle import BINS, Gaps, bin_of, edge_s
 from greenroom.core.orders import LEAST_LOOK_S
 
@@ -98,6 +98,54 @@ def test_with_ten_gaps_they_decide() -> None:
     rig = auto()
     used(rig, "a", every_s=2.0, times=12)
     assert idle_until_stopped(rig, 700.0) <= LEAST_LOOK_S
+
+
+def test_who_is_refused_does_not_use_it() -> None:
+    """A quarter of an hour of retries against a start that fails leaves the stay as its uses made it."""
+    rig = auto()
+    used(rig, "a", every_s=5.0, times=12)
+    rig.fails("a")
+    for _ in range(900):
+        rig.waits(1.0)
+        rig.asks("a")
+        if rig.state("a") is State.STARTING:
+            rig.fails("a")
+    assert rig.entry("a").failures > 5
+    assert rig.entry("a").costs.idle.seen == 13
+    assert max(rig.entry("a").costs.gaps) == 6.0
+    assert rig.scheduler.stay_s("a") == pytest.approx(8.0)
+
+
+def test_clients_that_give_up_end_an_idle_time_once() -> None:
+    """Another has its room: everybody who asks for it meanwhile and leaves belongs to the same use."""
+    rig = auto()
+    rig.asks("b")
+    rig.waits(30.0)
+    rig.is_stopped("a")
+    rig.is_ready("b")
+    for _ in range(20):
+        rig.asks("a")
+        rig.waits(1.0)
+        rig.cancels(rig.last)
+        rig.waits(1.0)
+    assert rig.state("a") is State.STOPPED
+    assert list(rig.entry("a").costs.gaps) == [30.0]
+
+
+def test_the_first_use_after_a_crash_ends_no_idle_time() -> None:
+    """It was in use when its engine ended: the time before that was none."""
+    rig = Rig(model("a", 6000, up_s=UP_S, ttl_auto=True))
+    rig.warms("a")
+    rig.waits(10.0)
+    rig.asks("a")
+    gaps = rig.entry("a").costs.gaps
+    assert list(gaps) == [10.0]
+    rig.waits(500.0)
+    rig.fails("a")
+    rig.does(RequestFinished(rig.now, rig.last, Outcome.ENGINE_BROKE))
+    rig.waits(100.0)
+    rig.asks("a")
+    assert (rig.state("a"), list(gaps)) == (State.STARTING, [10.0])
 
 
 def test_nobody_is_unloaded_into_emptiness() -> None:

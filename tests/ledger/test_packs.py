@@ -201,10 +201,12 @@ def test_a_ledger_of_the_step_before_is_brought_up_to_date(tmp_path: Path) -> No
     schema.insert_requests(db, [schema.request_values(RequestRow(5, 7.0, "a", 1, "k", "interactive", "/"))], 1)
     old = b'["Hot",[["a","k",null,1],"ok"],[1.0,5,0,2.0,5,1]]'
     schema.insert(db, "journal", [(1, 1.0, 2.0, 0.0, 2, schema.zlib.compress(old, 1))])
+    db.execute("INSERT INTO boots VALUES (1, 1, 1.0, 1.0, '0', ?)", (schema.packed_setup({}),))
     db.close()
     ledger = Ledger(path)
     ledger.boot(SETUP)
     assert ledger.flush(30.0)
+    assert [(row.version, row.marks) for row in ledger.find.boots()] == [("0", False), ("", True)]
     assert [row.request for row in ledger.find.requests().rows] == [5]
     assert [row.kind for row in ledger.find.events()] == ["RequestArrived", "RequestFinished"]
     ledger.close()

@@ -176,6 +176,42 @@ def test_a_reload_is_a_boot_of_the_same_run(opened: Callable[..., Ledger]) -> No
     assert len(ledger.find.boots(starts=True)) == 1
 
 
+def test_the_journal_tells_where_a_scheduler_began(opened: Callable[..., Ledger]) -> None:
+    """At the start, and where the book was built anew, with the settings that held by then; a reload is no beginning."""
+    ledger, later = opened(None), Setup((), (Model("c", ("gpu0",)),))
+    ledger.saw(Ticked(1.0), [])
+    ledger.boot(SETUP, "1.0")
+    ledger.saw(Ticked(2.0), [])
+    ledger.boot(later, "1.0", why="started over")
+    ledger.saw(Ticked(3.0), [])
+    assert ledger.flush()
+    found = list(ledger.find.events(begins=True))
+    assert [row.kind for row in found] == [schema.BEGAN, "Ticked", "Ticked", schema.BEGAN, "Ticked"]
+    assert [codec.setup_from(row.event["setup"]) for row in found if row.kind == schema.BEGAN] == [SETUP, later]
+    assert [row.clock for row in ledger.find.events()] == [1.0, 2.0, 3.0]
+    assert [row.marks for row in ledger.find.boots()] == [True, True, True]
+
+
+def test_a_ledger_knows_its_own_run(tmp_path: Path, opened: Callable[..., Ledger]) -> None:
+    """Once it is written; in memory it has another number than on the disk, and each goes with what is read there."""
+    path = tmp_path / "state" / "journal.sqlite"
+    first = opened(path, gather_s=600.0)
+    assert first.run == 0
+    serve(first, 1)
+    assert (numbers(first), first.run) == ([1], 1)
+    first.close()
+    path.parent.rename(tmp_path / "away")
+    path.parent.write_text("in the way")
+    second = opened(path)
+    serve(second, 1)
+    assert (numbers(second), second.run) == ([1], 1)
+    path.parent.unlink()
+    (tmp_path / "away").rename(path.parent)
+    until(lambda: second.is_durable)
+    assert (numbers(second), second.run) == ([1, 1], 2)
+    assert sorted(id >> schema.RUN_SHIFT for id in second.find.requests().ids) == [1, 2]
+
+
 def test_lists_come_in_pages(opened: Callable[..., Ledger]) -> None:
     """Newest first, each row once, whatever is asked for; also where many came at the same moment."""
     ledger, at = opened(None), time.monotonic()

@@ -9,15 +9,16 @@ from bench.sim.engine import World
 from bench.sim.loads import Load, catalogue
 from bench.sim.rules_greenroom import Greenroom, StrictFifo, as_setup
 
-from greenroom.core.facts import MemoryMeasured, Policy, RequestArrived
+from greenroom.core.facts import MemoryMeasured, Policy, RequestArrived, Setup
 from greenroom.ledger import codec
-from greenroom.ledger.rows import RequestRow
+from greenroom.ledger.rows import EventRow, RequestRow
+from greenroom.ledger.schema import BEGAN
 from greenroom.planner.faults import BadChange, CannotReplay
 from greenroom.planner.replay import Scene, exactly, scene_of, scene_of_trace, setup_of_trace, tried
 from greenroom.planner.settings import changed
 from greenroom.planner.virtual import Arrival, Truth
 
-from .recorded import Recorded, boot_of
+from .recorded import OFFSET_S, Recorded, boot_of, through_json
 
 EXACT_SEEDS = range(40)
 LAG_S = 0.025  # in the bench's world readiness is seen, and an engine is executed, that much later
@@ -56,7 +57,7 @@ def test_a_look_at_the_memory_may_come_before_the_first_tick() -> None:
     rows = [replace(first, kind="MemoryMeasured", event=seen, actions=()), *world.rows]
 
     assert exactly([(boot_of(world.setup), rows)]).runs == 1
-    with pytest.raises(CannotReplay, match="not kept from its beginning"):
+    with pytest.raises(CannotReplay, match="no run of the server is kept from its beginning"):
         exactly([(replace(boot_of(world.setup), clock=first.clock - 60.0), rows)])
 
 
@@ -67,8 +68,37 @@ def test_what_is_not_there_cannot_be_replayed() -> None:
     with pytest.raises(CannotReplay, match="no run"):
         exactly([])
     cut = [row for row in world.rows if row.kind == RequestArrived.__name__]
-    with pytest.raises(CannotReplay, match="not kept from its beginning"):
+    with pytest.raises(CannotReplay, match="no run of the server is kept from its beginning"):
         exactly([(boot_of(world.setup), cut)])
+
+
+def began(setup: Setup) -> EventRow:
+    return EventRow(OFFSET_S, 0.0, BEGAN, "", {"at": 0.0, "setup": through_json(codec.plain_setup(setup))}, ())
+
+
+def test_a_book_that_was_built_anew_is_replayed_anew() -> None:
+    """Under the settings that held by then, in the same run."""
+    first, second = Recorded(2), Recorded(5)
+    admitted = first.play().admitted + second.play().admitted
+    rows = [began(first.setup), *first.rows, began(second.setup), *second.rows]
+    same = exactly([(replace(boot_of(first.setup), marks=True), rows)])
+    assert (same.difference, same.runs, same.cut) == (None, 1, 0)
+    assert (same.events, same.admissions) == (len(first.rows) + len(second.rows), admitted)
+
+
+def test_a_run_without_its_beginning_costs_no_other() -> None:
+    """It is left out up to where its book was built anew, and told; a tick that comes first is no beginning where none is marked."""
+    first, second = Recorded(2), Recorded(5)
+    first.play()
+    second.play()
+    rest = first.rows[next(n for n, row in enumerate(first.rows) if n and row.kind == "Ticked") :]
+    run_1, run_2 = replace(boot_of(first.setup), marks=True), replace(boot_of(second.setup, 2), marks=True)
+    whole = exactly([(run_1, rest), (run_2, [began(second.setup), *second.rows])])
+    assert (whole.difference, whole.runs, whole.cut, whole.events) == (None, 1, 1, len(second.rows))
+    part = exactly([(run_1, [*rest, began(second.setup), *second.rows])])
+    assert (part.difference, part.runs, part.cut, part.events) == (None, 1, 1, len(second.rows))
+    with pytest.raises(CannotReplay, match="no run of the server is kept from its beginning"):
+        exactly([(run_1, rest)])
 
 
 # ---------------------------------------------------------------------------------------------------- other settings

@@ -109,6 +109,17 @@ def test_the_advice_lies_in_the_valley_between_bursts_and_pauses() -> None:
     assert sum(count for _, count in one.bins) == one.gaps
 
 
+def test_who_is_refused_again_and_again_uses_nothing() -> None:
+    """Retries each second during one long gap are neither gaps nor use; what a peer answered is no use of the engine here."""
+    rows = rows_of(use_of([1000.0] * 29))
+    refusal = replace(row(1000, 1500.0, 0.0), generation=0, start="", outcome="refused", status=503, code="backing_off")
+    refused = [replace(refusal, request=1000 + n, at=1500.0 + n) for n in range(900)]
+    far = replace(row(5000, 2700.0, 60.0), generation=0, code="peer:other")
+    (calm,), (stormy,) = ttl_advice(setup_with(None), rows, []), ttl_advice(setup_with(None), [*rows, *refused, far], [])
+    assert (calm.gaps, stormy) == (29, calm)
+    assert ttl_advice(setup_with(None), [*refused, far], []) == []
+
+
 def test_what_nobody_wants_the_room_of_may_stay_for_ever() -> None:
     """Without an eviction nothing is gained by stopping it, and it is no advice; with one it is.  Pinned models get none at all."""
     rows, setup = rows_of(bursty(1)), setup_with(None)

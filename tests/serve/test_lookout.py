@@ -20,7 +20,10 @@ from greenroom.core.facts import Device, InstanceReported, Model, Operation, Out
 from greenroom.host.logs import LogRing
 from greenroom.ledger.footprints import Footprints
 from greenroom.ledger.rows import RequestRow, TransitionRow
+from greenroom.ledger.schema import RUN_SHIFT
 from greenroom.ledger.store import Ledger
+from greenroom.planner.past import Past
+from greenroom.planner.replay import exactly
 from greenroom.proxy.admission import Wish
 from greenroom.proxy.record import Record
 from greenroom.serve.accounts import Accounts
@@ -308,6 +311,45 @@ async def test_ended_requests_come_from_the_ledger_and_are_told_once(kept: tuple
     assert (second["cursor"], await house.rows(outcome="failed")) == (None, [])
     with pytest.raises(ValueError, match=r".*"):
         await house.rows(cursor="nonsense")
+
+
+async def test_requests_of_the_run_before_are_never_taken_for_ours(tmp_path: Path) -> None:
+    """Asked at once after a restart, when nothing of this run is written yet, and again later: numbers begin anew, rows stay apart."""
+    path = tmp_path / "journal.sqlite"
+    ids: list[int] = []
+    for _ in range(2):
+        ledger = Ledger(path, gather_s=600.0)  # written when told to
+        house = House(ledger)
+        await house.does("sleeper", Operation.LOAD)
+        assert ([one["id"] for one in await house.rows()], ledger.run) == (ids, 0)
+        visit, _ = house.asks("sleeper")
+        house.end(visit)
+        assert sorted(one["id"] for one in await house.rows()) == [visit.request, *ids]
+        assert await asyncio.to_thread(ledger.flush)
+        assert sorted(one["id"] for one in await house.rows()) == [visit.request, *ids]
+        ids.append(ledger.run << RUN_SHIFT | visit.request)
+        await house.shell.close()
+        ledger.close()
+    assert [one >> RUN_SHIFT for one in ids] == [1, 2]
+
+
+async def test_a_server_that_started_over_replays_exactly(kept: tuple[House, Ledger], tmp_path: Path) -> None:
+    """Its new book knows nothing of what the old one had started."""
+    house, ledger = kept
+    house.shell.begin()
+    await house.does("sleeper", Operation.LOAD)
+    anew = asyncio.Event()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(house.shell.scheduler, "handle", lambda event: 1 / 0)
+        house.asks("sleeper")
+    house.shell.hooks.append(lambda event, actions: anew.set())
+    await anew.wait()
+    await house.does("sleeper", Operation.LOAD)
+    visit, _ = house.asks("sleeper")
+    house.end(visit)
+    assert await asyncio.to_thread(ledger.flush)
+    same = exactly(Past.at(tmp_path / "journal.sqlite").runs())
+    assert (same.difference, same.runs, same.swaps, same.admissions) == (None, 1, 2, 1)
 
 
 def test_rates_spread_tokens_over_the_time_they_took() -> None:

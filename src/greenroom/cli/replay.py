@@ -79,6 +79,7 @@ def plain(found: Exactly) -> dict[str, Any]:
         "admissions": found.admissions,
         "swaps": found.swaps,
         "runs": found.runs,
+        "cut": found.cut,
         "skipped": dict(found.skipped),
         "until": found.until,
         "difference": None,
@@ -99,6 +100,8 @@ def verdict(found: Exactly) -> list[str]:
     seen = f"{text.count(found.events, 'event')} of {text.count(found.runs, 'run')}"
     did = f"{text.count(found.admissions, 'admission')}, {text.count(found.swaps, 'swap')} (starts and wakes)"
     unread = [f"{count} of kind {text.safe(kind)} could not be read." for kind, count in found.skipped.items()]
+    are = "is" if found.cut == 1 else "are"
+    unread += [f"{text.count(found.cut, 'run')} {are} not kept from the beginning; what needs it was left out."] if found.cut else []
     unread += [read_until(found.until)] if found.until is not None else []
     if (other := found.difference) is None:
         return [f"The same to the last action: {seen}, {did}.", *unread]

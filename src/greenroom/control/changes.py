@@ -47,8 +47,8 @@ class Changes:
         self._rest: dict[str, Any] = {}
 
     def snapshot(self) -> bytes:
-        """Everything; what is told afterwards is newer."""
-        return sse.event({"kind": "snapshot", **render.status(self._facade)})
+        """Everything, seen by all: whatever is told afterwards differs from this, or from what came after it."""
+        return sse.event({"kind": "snapshot", **self._take()})
 
     async def follow(self) -> AsyncIterator[bytes]:
         self._look()  # what changes is told from here on
@@ -72,7 +72,12 @@ class Changes:
         is_due = self._moves and now - self._anew_at >= ANEW_S
         if stamp == self._stamp and now - self._looked_at < LOOK_S_MAX and not is_due:
             return
-        self._looked_at, self._stamp = now, stamp
+        self._take()
+
+    def _take(self) -> dict[str, Any]:
+        """The status now; what differs from the last one is told to all who follow."""
+        now = self._clock()
+        self._looked_at, self._stamp = now, self._facade.stamp()
         status = render.status(self._facade)
         if gone := self._devices.keys() - {one["id"] for one in status["devices"]}:  # a reload took it: everything is told anew
             for id in gone:
@@ -87,6 +92,7 @@ class Changes:
             told = {"kind": "status", "now": status["now"], "uptime_s": status["uptime_s"], "boot_id": status["boot_id"], **change}
             self._log.append((self._number, sse.event(told)))
         self._pause_s = max(self._every_s, (self._clock() - now) / COST_SHARE)
+        return status
 
     def _change(self, status: dict[str, Any], *, anew: bool) -> dict[str, Any]:
         """Of a status, what differs from the last one; `anew`: also what moves."""

@@ -41,7 +41,7 @@ class StreamLimits:
     backlog_bytes_max: int = 1 << 20
     heartbeat_s: float = 15.0
     look_s: float = 1.0  # how often a silent stream looks whether its reader is still there
-    stall_s_max: float = 10.0  # a reader that takes no byte this long is cut
+    stall_s_max: float = 30.0  # a reader that takes no byte this long is cut; what lies between takes them by 100 kB and more
     retry_ms: int = 2000  # how soon a browser comes back
     changes_s: float = 0.25  # changes of the state are told at most so often
 
@@ -165,7 +165,7 @@ class Readers:
         """Never raises: a reader that left or stalls ends the stream, and the connection with it."""
         try:
             if first := opening():
-                await asyncio.wait_for(response.write(first), self.limits.stall_s_max)
+                await self._send(request, response, first)
             await self._write_news(request, response, backlog, heartbeat)
         except (ConnectionError, TimeoutError):
             backlog.close(failed=True)
@@ -185,8 +185,22 @@ class Readers:
             if not piece and clock() - written_at >= self.limits.heartbeat_s:
                 piece = heartbeat
             if piece:
-                await asyncio.wait_for(response.write(piece), self.limits.stall_s_max)
+                await self._send(request, response, piece)
                 written_at = clock()
+
+    async def _send(self, request: web.Request, response: web.StreamResponse, piece: bytes) -> None:
+        """However long it takes while the reader takes any of it; raises TimeoutError once it takes nothing."""
+        writing = asyncio.ensure_future(response.write(piece))
+        try:
+            await asyncio.sleep(0)  # it hands over all it has before it waits
+            left = unsent(request)
+            while not (await asyncio.wait((writing,), timeout=self.limits.stall_s_max))[0]:
+                before, left = left, unsent(request)
+                if left == before:
+                    raise TimeoutError
+            await writing
+        finally:
+            writing.cancel()
 
 
 async def pump(source: AsyncIterator[T], encode: Callable[[T], bytes], backlog: Backlog) -> None:
@@ -200,6 +214,11 @@ async def pump(source: AsyncIterator[T], encode: Callable[[T], bytes], backlog: 
         if close := getattr(source, "aclose", None):
             await close()
         backlog.source_ended()
+
+
+def unsent(request: web.Request) -> int:
+    """Bytes that the kernel has not taken yet."""
+    return request.transport.get_write_buffer_size() if request.transport is not None else 0
 
 
 def abort(request: web.Request) -> None:

@@ -298,7 +298,7 @@ def became_ready(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         entry.move(State.READY, now)
         instance.ready_at = now
         if not instance.rehearsing or not entry.queue.only_quiet:  # a rehearsal is no use of it: its idle clock goes on
-            instance.idle_at = now
+            instance.idle_at, instance.unused = now, not entry.queue.clients
         instance.rehearsing = False
         instance.level = 0
         entry.oom_tries = entry.wake_ooms = 0

@@ -84,6 +84,7 @@ class Instance:
     cut: set[int] = field(default_factory=set)  # subset of in_flight: told to end, not ended yet
     ready_at: float = 0.0
     idle_at: float = 0.0  # ready, or the last in-flight request ended
+    unused: bool = False  # no request was taken in since idle_at
     left_ready_at: float = float("-inf")
     start: str = "cold"  # what the requests waiting for this start waited for: cold | wake
     proven: bool = False  # it has answered somebody since its start or wake

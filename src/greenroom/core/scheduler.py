@@ -123,10 +123,8 @@ class Scheduler:
             return None
         now, request, generation, costs = stage.now, event.request, instance.generation, entry.costs
         costs.hit(now, len(in_flight) + 1, stage.policy)
-        if not in_flight:
-            costs.gaps.append(now - instance.idle_at)
-            if entry.model.ttl_auto:
-                costs.idle.add(now - instance.idle_at, now)
+        if instance.unused and not in_flight:
+            self._learn_gap(entry)
         costs.base = stage.aging
         in_flight.add(request)
         stage.admitted[request] = Admission(entry, generation, now, now)
@@ -167,11 +165,11 @@ class Scheduler:
         if entry is None or (entry.retire and entry.successor is None):
             stage.say(Refuse(event.request, 404, "unknown_model", f"there is no model {event.model!r}"))
             return False
-        self._learn_arrival(entry)
         refusal = self._refusal(entry, event)
         if refusal is not None:
             stage.say(refusal)
             return False
+        self._learn_arrival(entry)
         batch = (event.priority or entry.model.priority) is Priority.BATCH
         stage.enqueue(entry, Waiting(event.request, stage.now, BATCH_WEIGHT if batch else 1.0))
         return self._look_at(entry)
@@ -236,11 +234,17 @@ class Scheduler:
     def _learn_arrival(self, entry: Entry) -> None:
         stage, instance, costs = self._stage, entry.instance, entry.costs
         costs.hit(stage.now, len(instance.in_flight) + len(entry.queue) + 1, stage.policy)
-        if not instance.in_flight and not entry.queue and instance.generation and instance.state not in RISING:
-            costs.gaps.append(stage.now - instance.idle_at)
-            if entry.model.ttl_auto:
-                costs.idle.add(stage.now - instance.idle_at, stage.now)
+        if instance.unused and not instance.in_flight and not entry.queue and instance.state not in RISING:
+            self._learn_gap(entry)
         costs.base = stage.aging
+
+    def _learn_gap(self, entry: Entry) -> None:
+        """It is used again, which ends an idle time once, however often those who ask give up before it is ready."""
+        now, instance, costs = self._stage.now, entry.instance, entry.costs
+        instance.unused = False
+        costs.gaps.append(now - instance.idle_at)
+        if entry.model.ttl_auto:
+            costs.idle.add(now - instance.idle_at, now)
 
     def _finished(self, event: RequestFinished) -> bool:
         stage = self._stage
@@ -272,7 +276,7 @@ class Scheduler:
 
     def _fell_idle(self, entry: Entry) -> None:
         stage, model = self._stage, entry.model
-        entry.instance.idle_at = stage.now
+        entry.instance.idle_at, entry.instance.unused = stage.now, True
         if entry.pinned or (entry.ladder_due < NEVER and not model.ttl_auto):
             return  # nothing to look at, or it is looked at anyway
         if model.ttl_s is not None:

@@ -283,8 +283,10 @@ class Reads:
             found[span] = max(found.get(span, (-1, 0)), (used_mib, sample))
         return [sample for _, sample in found.values()]
 
-    def events(self, since: float | None = None, until: float | None = None, *, run: int | None = None) -> Iterator[EventRow]:
-        """Oldest first, as they happened, each with its actions; of one run, or of all."""
+    def events(
+        self, since: float | None = None, until: float | None = None, *, run: int | None = None, begins: bool = False
+    ) -> Iterator[EventRow]:
+        """Oldest first, as they happened, each with its actions; of one run, or of all.  `begins`: also where a scheduler began."""
         low, high, last = since if since is not None else -EVER, until if until is not None else EVER, 0
         if since is not None:
             ((first,),) = self._all("SELECT coalesce(min(id), 1) FROM journal INDEXED BY journal_until WHERE until >= ?", low)
@@ -301,7 +303,11 @@ class Reads:
             for piece, offset_s, lines in pieces:
                 last = piece
                 try:
-                    found = [event for event in schema.events_in(lines, offset_s) if low <= event.at < high]
+                    found = [
+                        event
+                        for event in schema.events_in(lines, offset_s)
+                        if low <= event.at < high and (begins or event.kind != schema.BEGAN)
+                    ]
                 except DAMAGED as exc:
                     raise _damaged(exc) from exc
                 yield from found
@@ -312,7 +318,7 @@ class Reads:
         """Oldest first.  `starts`: only those of server starts, each of which begins a run; its number is the run's."""
         where = "WHERE id = run " if starts else ""
         found = []
-        for row in self._all(f"SELECT id, at, clock, version, setup FROM boots {where}ORDER BY id"):
+        for row in self._all(f"SELECT * FROM boots {where}ORDER BY id"):
             with suppress(*DAMAGED):  # one whose bytes are damaged says nothing, and the others are worth no less
                 found.append(schema.boot_from(row))
         return tuple(found)

@@ -105,3 +105,4 @@ class BootRow:
     clock: float
     version: str
     setup: Mapping[str, Any]  # core.facts.Setup as plain JSON values
+    marks: bool = False  # the journal of its run tells wherever a scheduler began

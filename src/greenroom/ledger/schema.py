@@ -77,6 +77,8 @@ STEPS: Final = (
         "CREATE TRIGGER samples_out AFTER DELETE ON samples BEGIN DELETE FROM peaks WHERE device = old.device "
         f"AND slot = {SLOT.format('old.at')} AND sample = old.id; END",
     ),
+    # `marks`: the journal of its run has a line wherever a scheduler began; in that of an older greenroom there is none.
+    ("ALTER TABLE boots ADD COLUMN marks INTEGER NOT NULL DEFAULT 0",),
 )
 VERSION: Final = len(STEPS)
 PRUNED: Final = ("journal", "samples", "tells", "transitions", "packs", "requests")  # boots are few, and go by themselves
@@ -90,7 +92,7 @@ TELL_COLUMNS: Final = "at, model, kind, level, text"
 SAMPLE_COLUMNS: Final = "at, device, reserved_mib, used_mib, outside_mib, own_mib"
 
 INSERTS: Final[Mapping[str, tuple[str, int]]] = {  # table -> how a row goes in, and of how many values
-    "boots": ("INSERT INTO boots VALUES ", 6),
+    "boots": ("INSERT INTO boots VALUES ", 7),
     "requests": (f"INSERT OR REPLACE INTO requests (id, {REQUEST_COLUMNS}, waited_s) VALUES ", 21),
     "transitions": (f"INSERT INTO transitions ({TRANSITION_COLUMNS}) VALUES ", 15),
     "tells": (f"INSERT INTO tells ({TELL_COLUMNS}) VALUES ", 5),
@@ -195,8 +197,9 @@ def sample_from(found: Sequence[Any]) -> SampleRow:
 
 
 def boot_from(found: Sequence[Any]) -> BootRow:
-    boot, at, clock, version, setup = found
-    return BootRow(boot, at, clock, version, json.loads(zlib.decompress(setup)))
+    """All columns, as far as the file has them: one that no server has opened since is as an older greenroom left it."""
+    boot, _, at, clock, version, setup, *marks = found
+    return BootRow(boot, at, clock, version, json.loads(zlib.decompress(setup)), any(marks))
 
 
 def packed_setup(setup: Mapping[str, Any]) -> bytes:
@@ -210,6 +213,7 @@ def _packed(value: Any) -> str:
 # ------------------------------------------------------------------ the journal's lines
 
 HOT: Final = "Hot"
+BEGAN: Final = "Began"
 ZLIB_HEAD: Final = b"\x78"  # msgpack's lists begin otherwise
 HOT_CODES: Final = "dII"  # of `at`, request, number of its kind
 HotColumns: TypeAlias = tuple[list[Any], bytes, bytes, bytes]
@@ -224,6 +228,11 @@ def line_of(event: Event, actions: Iterable[Action]) -> bytes:
 def lost_line(at: float, count: int) -> bytes:
     """Stands where events could not be kept."""
     return _encode(("Lost", {"at": at, "count": count}, []))
+
+
+def began_line(at: float, setup: Mapping[str, Any]) -> bytes:
+    """Stands before the first event of a scheduler that knows nothing yet: of a server start, or of a book built anew."""
+    return _encode((BEGAN, {"at": at, "setup": setup}, []))
 
 
 def hot_columns(kinds: Sequence[Sequence[Any] | str], events: Sequence[Any]) -> HotColumns:

@@ -151,6 +151,7 @@ class _Boot:
     setup: Setup
     version: str
     rows: Sequence[Row | list[Any]]  # what it put an end to
+    begins: bool  # with a scheduler that knows nothing yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,7 @@ class Ledger:
         self._now = clock()  # when what waited was last looked at
         self._dropped_seen = 0
         self._failed = False
+        self._began = False
         self._pruned_at = clock()
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
         self._thread.start()
@@ -283,8 +285,9 @@ class Ledger:
             self._seal(self._free())
             rows = self._chronicle.restart(at, why) if why else []
             self._chronicle.take(setup)
+            begins, self._began = bool(why) or not self._began, True
             self._put_count += 1
-            self._queue.append(_Boot(at, setup, version, rows))  # however long the queue is: nothing is read without it
+            self._queue.append(_Boot(at, setup, version, rows, begins))  # however long the queue is: nothing is read without it
         self._wake()
 
     def _saw(self, event: Event, actions: Sequence[Action], book: Book | None) -> None:
@@ -377,6 +380,14 @@ class Ledger:
     def is_durable(self) -> bool:
         """False while rows are kept in memory only."""
         return self._disk.is_durable
+
+    @property
+    def run(self) -> int:
+        """This server's run, which is part of its requests' ids in what is read; 0 = nothing of it is written yet.
+
+        Not for keeping: what was in memory may get another number once the disk can be written.
+        """
+        return self._disk.run
 
     # ------------------------------------------------------------------ on either side
 
@@ -542,9 +553,11 @@ class Ledger:
     def _booted(self, boot: _Boot) -> None:
         for row in boot.rows:
             self._put(row)
-        values = (boot.at + self._chronicle.offset_s, boot.at, boot.version, schema.packed_setup(codec.plain_setup(boot.setup)))
+        setup = codec.plain_setup(boot.setup)
         self._piece()
-        self._batch["boots"].append(values)
+        self._batch["boots"].append((boot.at + self._chronicle.offset_s, boot.at, boot.version, schema.packed_setup(setup)))
+        if boot.begins:
+            self._part(schema.began_line(boot.at, setup), boot.at)
 
     # ------------------------------------------------------------------ the two halves of a request
 
@@ -690,6 +703,10 @@ class _Disk:
     def is_durable(self) -> bool:
         return self._memory is None
 
+    @property
+    def run(self) -> int:
+        return self._run if self._memory is None else self._memory_run
+
     def open(self) -> None:
         try:
             self._open()
@@ -743,7 +760,7 @@ class _Disk:
             db.execute(f"PRAGMA journal_size_limit={WAL_MIB_MAX << 20}")
             schema.migrate(db)
             if self._run and not db.execute("SELECT 1 FROM boots WHERE id = ?", (self._run,)).fetchone():
-                schema.insert(db, "boots", [(self._run, self._run, *self._boot)])
+                schema.insert(db, "boots", [(self._run, self._run, *self._boot, True)])
         except BaseException:
             db.close()
             raise
@@ -773,7 +790,7 @@ class _Disk:
                 boot = max(latest, run) + 1
                 run = run or boot
                 self._boot = values
-                schema.insert(db, "boots", [(boot, run, *values)])
+                schema.insert(db, "boots", [(boot, run, *values, True)])
             for table, rows in batch.items():
                 if table == "requests":
                     schema.insert_requests(db, list(rows), run)

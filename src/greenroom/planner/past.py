@@ -62,13 +62,13 @@ class Past:
         return found
 
     def runs(self) -> Iterator[tuple[BootRow, Iterable[EventRow]]]:
-        """Every start of the server with its events."""
+        """Every start of the server with its events, and where a scheduler began among them."""
         for boot in self._told(lambda: self._find.boots(starts=True)):
             yield boot, self._events(boot.boot)
 
     def _events(self, run: int) -> Iterator[EventRow]:
         try:
-            yield from self._find.events(run=run)
+            yield from self._find.events(run=run, begins=True)
         except Unreadable as fault:
             raise CannotReplay(str(fault)) from fault
 

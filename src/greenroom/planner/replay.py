@@ -20,6 +20,7 @@ from greenroom.core.scheduler import Scheduler
 from greenroom.ledger import codec
 from greenroom.ledger.chronicle import Chronicle
 from greenroom.ledger.rows import BootRow, EventRow, RequestRow, TransitionRow
+from greenroom.ledger.schema import BEGAN
 
 from .faults import CannotReplay
 from .fifo import Fifo
@@ -28,7 +29,7 @@ from .settings import changed
 from .sizes import needs_of
 from .virtual import Arrival, Decider, Play, Truth
 
-BEGIN_S_MAX = 10.0  # from the start of a server to its first look at the memory; a later one is not the first
+BEGIN_S_MAX = 10.0  # from the start of a server to its first event; a later one is not the first
 THINK_S_MAX = 10.0  # a client that asks again within this after its answer is taken to have waited for it
 SERVICE_S = 1.0  # of a request of which nothing is known
 DECIDERS: Mapping[str, Callable[[Setup, float], Decider]] = {"greenroom": Scheduler, "fifo": Fifo}
@@ -58,13 +59,14 @@ class Exactly:
     runs: int
     skipped: Mapping[str, int] = field(default_factory=dict)
     difference: Difference | None = None
+    cut: int = 0  # runs that are not kept from their beginning: nothing of them counts before a scheduler began anew
     until: float | None = None  # unix seconds of the last event read; what came later was not written yet
 
 
 def exactly(runs: Iterable[tuple[BootRow, Iterable[EventRow]]]) -> Exactly:
-    """Replay each run of the server from its start; a reload is an event like any other.
+    """Replay each run of the server from its start, and anew from where its book was built anew; a reload is an event like any other.
 
-    Raises CannotReplay where the settings or the beginning of a run are not kept any more.
+    Raises CannotReplay where no run is kept from such a place, or the settings of one cannot be read.
     """
     skipped: Counter[str] = Counter()
     done = Exactly(0, 0, 0, 0)
@@ -74,42 +76,67 @@ def exactly(runs: Iterable[tuple[BootRow, Iterable[EventRow]]]) -> Exactly:
             done.events + part.events,
             done.admissions + part.admissions,
             done.swaps + part.swaps,
-            done.runs + 1,
+            done.runs + part.runs,
             dict(skipped),
             part.difference,
+            done.cut + part.cut,
             done.until if part.until is None else part.until,
         )
         if part.difference is not None:
             break
     if not done.runs:
-        raise CannotReplay("no run of the server is recorded")
+        raise CannotReplay("no run of the server is kept from its beginning" if done.cut else "no run of the server is recorded")
     return done
 
 
 def _exactly(boot: BootRow, rows: Iterable[EventRow], skipped: Counter[str]) -> Exactly:
     scheduler: Scheduler | None = None
-    number, admissions, swaps, until = -1, 0, 0, None
-    for number, row in enumerate(rows):
+    begins: Mapping[str, Any] | None = None  # the settings of a scheduler whose first event comes next
+    number, admissions, swaps, runs, cut, until = 0, 0, 0, 0, 0, None
+    difference: Difference | None = None
+    for row in rows:
+        if row.kind == BEGAN:
+            scheduler, begins = None, row.event["setup"]
+            continue
         until = row.at
         if scheduler is None:
-            looked = row.kind == "MemoryMeasured" and row.clock - boot.clock <= BEGIN_S_MAX  # before anything begins
-            if row.kind != "Ticked" and not looked:
-                raise CannotReplay(f"run {boot.boot} is not kept from its beginning: its first event is a {row.kind}")
-            scheduler = Scheduler(codec.setup_from(boot.setup), row.clock)
+            if begins is None and not cut and _is_first(boot, row):
+                begins = boot.setup
+            if begins is None:
+                cut = 1
+                continue
+            scheduler, begins, runs = _begun(begins, row.clock), None, 1
         event = codec.event_from(row.event, skipped)
-        if event is None:
-            continue
-        recorded = codec.actions_from(row.actions, skipped)
-        try:
-            now = tuple(scheduler.handle(event))
-        except AssertionError as fault:
-            broke = Difference(number, row, recorded, (), str(fault).partition("\n")[0])
-            return Exactly(number, admissions, swaps, 1, {}, broke, until)
-        if now != recorded:
-            return Exactly(number, admissions, swaps, 1, {}, Difference(number, row, recorded, now), until)
-        admissions += sum(isinstance(action, Admit) for action in now)
-        swaps += sum(isinstance(action, (Start, Wake)) for action in now)
-    return Exactly(number + 1, admissions, swaps, 1, until=until)
+        if event is not None:
+            recorded = codec.actions_from(row.actions, skipped)
+            now, fault = _answer(scheduler, event)
+            if fault or now != recorded:
+                difference = Difference(number, row, recorded, now, fault)
+                break
+            admissions += sum(isinstance(action, Admit) for action in now)
+            swaps += sum(isinstance(action, (Start, Wake)) for action in now)
+        number += 1
+    return Exactly(number, admissions, swaps, runs, {}, difference, cut, until)
+
+
+def _is_first(boot: BootRow, row: EventRow) -> bool:
+    """Where the journal does not tell: whether a run begins with this event, a tick or a look at the memory before it."""
+    return not boot.marks and row.kind in ("Ticked", "MemoryMeasured") and row.clock - boot.clock <= BEGIN_S_MAX
+
+
+def _begun(setup: Mapping[str, Any], at: float) -> Scheduler:
+    try:
+        return Scheduler(codec.setup_from(setup), at)
+    except ValueError as fault:
+        raise CannotReplay(str(fault)) from fault
+
+
+def _answer(scheduler: Scheduler, event: Event) -> tuple[tuple[Action, ...], str]:
+    """What it does, or the first line of why it broke."""
+    try:
+        return tuple(scheduler.handle(event)), ""
+    except AssertionError as fault:
+        return (), str(fault).partition("\n")[0] or "an invariant"
 
 
 # ---------------------------------------------------------------------------------------------------------- what if

@@ -127,7 +127,8 @@ def uses_of(
             ups[row.model].append(row.took_s)
     by_model: defaultdict[str, list[RequestRow]] = defaultdict(list)
     for request in requests:
-        by_model[request.model].append(request)
+        if request.generation:  # no engine here served the others: who is refused and asks again each second uses nothing
+            by_model[request.model].append(request)
     found = {}
     for model in setup.models:
         rows = sorted(by_model.get(model.id, ()), key=lambda row: row.at)

@@ -18,7 +18,8 @@ from greenroom.control.facade import Result
 from greenroom.core.facts import State
 from greenroom.core.views import QueueView
 from greenroom.ledger.reads import Page, Unreadable
-from greenroom.ledger.rows import BootRow, RequestRow, TransitionRow
+from greenroom.ledger.rows import RequestRow, TransitionRow
+from greenroom.ledger.schema import RUN_SHIFT
 from greenroom.ledger.store import Ledger
 from greenroom.proxy.peer_door import PeerVisit
 from greenroom.proxy.record import Record
@@ -67,7 +68,6 @@ class Lookout:
         shell = self._shell
         self._ribbon = Ribbon(lambda: shell.scheduler, shell.clock, self._capacities)
         self._advisor = Advisor(ledger_path, self._commands, self._spawn, contexts=self._contexts, secrets=self._secrets)
-        self._run: int | None = None
         self._is_earlier_read = False
 
     def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
@@ -163,7 +163,7 @@ class Lookout:
         if outcome is None or outcome not in (*OPEN, "open"):
             outcomes: Sequence[str | None] = FAILED if outcome == "failed" else (outcome,)
             page = await self._pages(since, model, outcomes, waited_over_s, cursor, limit)
-        run = await self._this_run()
+        run = self._ledger.run if self._ledger is not None else 0
         past = [ended_row(row, id, run) for row, id in zip(page.rows, page.ids, strict=True)]
         known = {one["id"] for one in past}
         oldest = past[-1]["at"] if page.next and past else 0.0
@@ -287,16 +287,6 @@ class Lookout:
             code=f"peer:{record.peer}" if record.peer else code_of(record.outcome, record.status, ""),
         )
 
-    async def _this_run(self) -> int | None:
-        """The number of this server's run in the ledger, which is part of its requests' ids there."""
-        ledger = self._ledger
-        if self._run is None and ledger is not None:
-            nothing: tuple[BootRow, ...] = ()
-            boots = await self._read(lambda: ledger.find.boots(starts=True), nothing)
-            if boots and boots[-1].at >= self._ribbon.began_at - 60.0:
-                self._run = boots[-1].boot
-        return self._run
-
     # ------------------------------------------------------------------ the past
 
     async def timeline(self, minutes: float) -> dict[str, Any]:
@@ -403,11 +393,11 @@ def row(
     }
 
 
-def ended_row(found: RequestRow, id: int, run: int | None) -> Row:
+def ended_row(found: RequestRow, id: int, run: int) -> Row:
     first = found.first_byte_s
     rest = found.duration_s - found.waited_s - (first or 0.0)
     return row(
-        id=found.request if run is not None and id >> 32 == run else id,
+        id=found.request if id >> RUN_SHIFT == run else id,
         at=found.at,
         model=found.model,
         key_name=found.client,
