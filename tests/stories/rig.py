@@ -477,7 +477,14 @@ class Rig:
         os.kill(self.pid, signum)
 
     def reload(self) -> None:
+        """Ask it to read its configuration again; a request that is sent next may still be answered by the old one."""
         self.notify(signal.SIGHUP)
+
+    async def reloaded(self) -> None:
+        """The same, until it has been done."""
+        known = len(self.output)
+        self.reload()
+        await until(lambda: any("configuration read again" in line for line in self.output[known:]), "the reload")
 
     async def kill_server(self) -> None:
         """SIGKILL to the supervisor alone."""

@@ -45,7 +45,7 @@ async def test_an_authority_that_is_named_is_believed(registry: Real, place: str
         assert (refused.status, refused.error["code"]) == (503, "fetch_failed")
         assert "certificate" in refused.error["message"]
         stage.write_config({"a": from_there(place)}, pull={"tls_ca": str(registry.ca)})
-        stage.reload()
+        await stage.reloaded()
         assert (await stage.chat("a")).status == 200
         assert (await stage.kinds("a")).count("fetched") == 1
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.proxy.peer_world import TlsEngine, a_certificate, by
 
-from .rig import DEVICE, WAIT_S_MAX, Rig, codes, fake, together, until
+from .rig import DEVICE, WAIT_S_MAX, Rig, codes, fake, together
 
 SECRET = "sk-of-the-peer-4711"
 ENDLESS = {"stream": "600x0.05"}
@@ -185,8 +185,7 @@ async def test_a_reload_moves_a_model_away_and_back_while_it_is_in_use(tmp_path:
         await away.events(2)
         assert away.reply.headers["x-greenroom-peer"] == "box"
         near.write_config({"m": fake(), "n": fake()}, peers={})
-        near.reload()
-        await until(lambda: any("2 models" in line for line in near.output[-3:]), "the configuration was read again")
+        await near.reloaded()
         assert (await near.chat("m")).headers.get("x-greenroom-peer") is None
         assert (await away.rest()).done
         assert (await at_home.rest()).done

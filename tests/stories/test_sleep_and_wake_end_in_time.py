@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from .rig import Rig, until, vllm
+from .rig import Rig, vllm
 
 LIMIT_S = 0.6
 SLACK_S = 6.0
@@ -45,8 +45,7 @@ async def test_a_new_limit_holds_for_an_engine_that_sleeps_already(tmp_path: Pat
         await rig.warm("a")
         await rig.put_to_sleep("a")
         rig.write_config({"a": vllm(sleep=1, on_wake="hang*1", config={"wake_timeout": f"{LIMIT_S}s"})})
-        rig.reload()
-        await until(lambda: any("configuration read again" in line for line in rig.output), "the reload")
+        await rig.reloaded()
         assert (await rig.model("a"))["state"] == "asleep"
         reply = await rig.chat("a")
         assert (reply.done, reply.took_s < LIMIT_S + SLACK_S, rig.starts("a")) == (True, True, 2)
