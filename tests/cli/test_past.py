@@ -112,6 +112,25 @@ def test_what_happened_long_ago_is_looked_at_when_nothing_did_since(tmp_path: Pa
     assert run("thrash", "--ledger", str(path)).exit_code == 3
 
 
+def test_events_of_the_past_need_no_server(calm: Path) -> None:
+    """Oldest first, with the start of the server; the newest where fewer are asked for."""
+    lines = run("events", "--since", "7d", "--json", "--state-dir", str(calm)).output.splitlines()
+    told = [json.loads(line) for line in lines]
+    assert (told[0]["model"], told[0]["text"]) == ("", "greenroom 0 started")
+    assert [one["at"] for one in told] == sorted(one["at"] for one in told)
+    assert {"starting", "ready", "stopped"} <= {one["kind"] for one in told}
+    some = run("events", "--since", "7d", "-n", "2", "--json", "--state-dir", str(calm)).output.splitlines()
+    assert some == lines[-2:]
+    assert run("events", "--since", "1s", "--state-dir", str(calm)).output == ""
+
+
+@pytest.mark.parametrize(("args", "says"), [(["--since", "1h", "-f"], "one of them"), (["--ledger", "x"], "--since")])
+def test_events_are_asked_of_a_server_or_read_from_a_ledger(args: list[str], says: str) -> None:
+    """Not both at once."""
+    result = run("events", *args)
+    assert (result.exit_code, says in result.stderr) == (2, True)
+
+
 def test_ttl_shows_gaps_and_choices(calm: Path) -> None:
     """One page a model; the suggested time, the present one, others and auto."""
     result = run("ttl", "agent", "--state-dir", str(calm))
@@ -201,10 +220,10 @@ def test_wrong_usage_is_told(thrashing: Path, args: list[str], code: int, says: 
     assert (result.exit_code, says in result.output) == (code, True), result.output
 
 
-@pytest.mark.parametrize("command", ["thrash", "ttl", "replay"])
+@pytest.mark.parametrize("command", ["thrash", "ttl", "replay", "events --since 1h"])
 def test_without_a_ledger_it_says_so(tmp_path: Path, command: str) -> None:
     """And makes none."""
-    result = run(command, "--state-dir", str(tmp_path))
+    result = run(*command.split(), "--state-dir", str(tmp_path))
     assert result.exit_code == 1
     assert "there is no ledger" in result.output
     assert not list(tmp_path.iterdir())

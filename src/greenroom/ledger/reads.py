@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from . import packs, schema
 from .footprints import is_damaged
-from .rows import BootRow, EventRow, RequestRow, SampleRow, TellRow, TransitionRow
+from .rows import STARTED, BootRow, EventRow, RequestRow, SampleRow, TellRow, TransitionRow
 
 T = TypeVar("T")
 OUTCOMES: Final = ("ok", "client_gone", "engine_broke", "cut", "refused")
@@ -251,6 +251,14 @@ class Reads:
     ) -> Page[TellRow]:
         where = [*_equal(model=model, kind=kind), *self._window(since, until), *self._after(cursor)]
         return _page(self._list("tells", f"id, {schema.TELL_COLUMNS}", "", where, limit + 1), schema.tell_from, limit)
+
+    def told(self, since: float | None, until: float | None, *, limit: int) -> tuple[TellRow, ...]:
+        """The newest sentences, oldest first, and between them each start of the server."""
+        where, values = _where([*self._window(since, until), ("id = run", None)])
+        starts = self._all(f"SELECT at, version FROM boots {where} ORDER BY at DESC LIMIT ?", *values, limit)
+        rows = [TellRow(at, "", STARTED, "info", f"greenroom {version} started") for at, version in starts]
+        rows += reversed(self.tells(since, until, limit=limit).rows)
+        return tuple(sorted(rows, key=attrgetter("at"))[-limit:])  # which leaves those of one moment in their order
 
     def samples(self, since: float, until: float, *, device: str, limit: int = 1000) -> tuple[SampleRow, ...]:
         """Oldest first, for a chart.  Of more than `limit`, the one with the most use of each of so many spans of time.
