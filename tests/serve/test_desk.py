@@ -69,6 +69,8 @@ async def test_names_are_resolved_and_near_ones_found(desk: Desk) -> None:
     """Ids and aliases."""
     assert (desk.resolve("agent-alias"), desk.resolve("agnt")) == ("agent", None)
     assert "agent" in desk.near("agnt")
+    desk.peers = SimpleNamespace(status=lambda: [{"models": ["llama-70b", "agent"]}])  # type: ignore[assignment]
+    assert (desk.near("lama-70b"), desk.near("agnt").count("agent")) == (["llama-70b"], 1)
 
 
 async def test_static_facts_follow_the_plan(desk: Desk) -> None:

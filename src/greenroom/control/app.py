@@ -12,7 +12,7 @@ import math
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -223,14 +223,23 @@ def error_response(
 
 
 def wanted_model(request: web.Request) -> str:
-    """The id of the model that the path names; 404 with near names otherwise."""
+    """The id of the model that the path names; 404 otherwise, with the peers that serve it or with near names."""
     name = request.match_info["id"]
     facade = request.app[FACADE]
     if (id := facade.resolve(name)) is not None:
         return id
+    if there := at_peers(facade.peers_status(), name):
+        raise Refused(404, f"{name!r} is served by {there}, and not here: ask there", "model_at_peer", "model")
     near = [repr(one) for one in facade.near(name)]
     hint = f"did you mean {' or '.join(near)}?" if near else "`greenroom ps` lists the models"
     raise Refused(404, f"there is no model {name!r}: {hint}", "model_not_found", "model")
+
+
+def at_peers(peers: Sequence[dict[str, Any]], name: str) -> str:
+    """`the peer big (http://10.0.0.5:8080, up)`; "" where no peer has it, by its name or as `big/NAME`."""
+    found = [peer for peer in peers if name in peer["models"] or name.removeprefix(f"{peer['id']}/") in peer["models"]]
+    told = [f"{peer['id']} ({peer['proxy']}, {'up' if peer['healthy'] else 'down'})" for peer in found]
+    return f"the peer{'s' if len(told) > 1 else ''} {' and '.join(told)}" if told else ""
 
 
 def flag(request: web.Request, name: str) -> bool:

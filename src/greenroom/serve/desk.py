@@ -248,7 +248,8 @@ class Desk(Lookout):
         return self.plan.catalog.names.get(name)
 
     def near(self, name: str) -> Sequence[str]:
-        return difflib.get_close_matches(name, list(self.plan.catalog.names), n=3, cutoff=0.5)
+        far = (model for peer in self.peers_status() for model in peer["models"])
+        return difflib.get_close_matches(name, list(dict.fromkeys((*self.plan.catalog.names, *far))), n=3, cutoff=0.5)
 
     async def operate(self, model: str, operation: Operation, *, force: bool, level: int | None, wait_s: float) -> Result:
         words = ""
