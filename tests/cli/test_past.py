@@ -6,6 +6,7 @@ import json
 import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,18 @@ def test_ttl_shows_gaps_and_choices(calm: Path) -> None:
     assert (gone.exit_code, "known are agent, coder" in gone.output) == (1, True)
 
 
+def test_ttl_knows_a_model_by_its_other_names(tmp_path: Path) -> None:
+    """As `load` and `why` do; one that is named twice is shown once."""
+    scene = rare_turns()
+    models = tuple(replace(model, aliases=("gpt-4o",)) if model.id == "agent" else model for model in scene.setup.models)
+    path = written(tmp_path / "journal.sqlite", replace(scene, setup=replace(scene.setup, models=models)))
+    alone = run("ttl", "agent", "--ledger", str(path))
+    assert (alone.exit_code, alone.output[:6]) == (0, "agent:")
+    for names in (["gpt-4o"], ["gpt-4o", "agent"]):
+        assert run("ttl", *names, "--ledger", str(path)).output.splitlines()[:-1] == alone.output.splitlines()[:-1]
+    assert "gpt-5 was not asked for" in run("ttl", "gpt-5", "--ledger", str(path)).stderr
+
+
 def test_replay_is_the_same_to_the_last_action(thrashing: Path) -> None:
     """Exactly, from the file."""
     result = run("replay", "--state-dir", str(thrashing))
@@ -202,6 +215,8 @@ def test_replay_takes_a_trace(tmp_path: Path) -> None:
     result = run("replay", "--trace", str(trace), "--policy", "fifo", "--json", XDG_STATE_HOME=str(tmp_path))
     ours, fifo = json.loads(result.output)
     assert fifo["switches"] == 10 > ours["switches"]
+    (alone,) = json.loads(run("replay", "--trace", str(trace), "--json", XDG_STATE_HOME=str(tmp_path)).output)
+    assert alone == {**ours, "name": "trace"} == ours
 
 
 @pytest.mark.parametrize(
