@@ -109,7 +109,7 @@ async def test_what_was_told_before_a_start_comes_first_and_has_no_number() -> N
     """So nobody who resumes hears it again; the start stands in the story of each model that has an earlier one."""
     feed = EventFeed(asyncio.get_running_loop().time, 100)
     feed.tell(a_tell(1))
-    feed.recall([TellRow(7.0, "b", "ready", "info", "old")] * EVENTS_KEPT, {"b": [TellRow(7.0, "b", "ready", "info", "old")], "a": []})
+    feed.recall([TellRow(7.0, "b", "ready", "info", "old")] * EVENTS_KEPT, {"b": [TellRow(7.0, "b", "ready", "info", "old")]})
     feed.tell(a_tell(2))
 
     assert [(item.get("id"), item["text"].split()[0]) for item in feed.recent(4)] == [

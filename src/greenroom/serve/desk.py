@@ -115,8 +115,7 @@ class EventFeed:
         started = {"id": self._last, **plain_event(self.began_at, "", STARTED, "info", f"greenroom {__version__} started")}
         self._recent = deque([*map(plain_tell, told), started, *self._recent], maxlen=EVENTS_KEPT)
         for model, rows in stories.items():
-            if rows:
-                self._stories[model] = deque([*map(plain_tell, rows), started, *self._stories.get(model, ())], maxlen=STORY_KEPT)
+            self._stories[model] = deque([*map(plain_tell, rows), started, *self._stories.get(model, ())], maxlen=STORY_KEPT)
 
     def tell(self, tell: Tell) -> None:
         self._last += 1
@@ -187,15 +186,13 @@ class Desk(Lookout):
     async def recall(self) -> None:
         """What the ledger knows of the time before this start."""
         ledger, until, models = self._ledger, self._feed.began_at, [model.id for model in self.plan.config.models]
-        told: Sequence[TellRow] = ()
-        stories: Mapping[str, Sequence[TellRow]] = {}
+        past: tuple[Sequence[TellRow], Mapping[str, Sequence[TellRow]]] = (), {}
         if ledger is not None:
             find = ledger.find
-            told = await self._read(lambda: find.told(None, until, limit=EVENTS_KEPT), told)
-            stories = await self._read(
-                lambda: {model: find.tells(None, until, model=model, limit=STORY_KEPT).rows[::-1] for model in models}, stories
+            past = await self._read(
+                lambda: (find.told(None, until, limit=EVENTS_KEPT), find.stories(models, until, limit=STORY_KEPT)), past
             )
-        self._feed.recall(told, stories)
+        self._feed.recall(*past)
 
     def uptime_s(self) -> float:
         return self._shell.clock() - self._began_at
