@@ -6,6 +6,7 @@ import json
 import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,25 @@ def test_what_happened_long_ago_is_looked_at_when_nothing_did_since(tmp_path: Pa
     assert run("thrash", "--ledger", str(path)).exit_code == 3
 
 
+def test_events_of_the_past_need_no_server(calm: Path) -> None:
+    """Oldest first, with the start of the server; the newest where fewer are asked for."""
+    lines = run("events", "--since", "7d", "--json", "--state-dir", str(calm)).output.splitlines()
+    told = [json.loads(line) for line in lines]
+    assert (told[0]["model"], told[0]["text"]) == ("", "greenroom 0 started")
+    assert [one["at"] for one in told] == sorted(one["at"] for one in told)
+    assert {"starting", "ready", "stopped"} <= {one["kind"] for one in told}
+    some = run("events", "--since", "7d", "-n", "2", "--json", "--state-dir", str(calm)).output.splitlines()
+    assert some == lines[-2:]
+    assert run("events", "--since", "1s", "--state-dir", str(calm)).output == ""
+
+
+@pytest.mark.parametrize(("args", "says"), [(["--since", "1h", "-f"], "one of them"), (["--ledger", "x"], "--since")])
+def test_events_are_asked_of_a_server_or_read_from_a_ledger(args: list[str], says: str) -> None:
+    """Not both at once."""
+    result = run("events", *args)
+    assert (result.exit_code, says in result.stderr) == (2, True)
+
+
 def test_ttl_shows_gaps_and_choices(calm: Path) -> None:
     """One page a model; the suggested time, the present one, others and auto."""
     result = run("ttl", "agent", "--state-dir", str(calm))
@@ -124,6 +144,18 @@ def test_ttl_shows_gaps_and_choices(calm: Path) -> None:
     assert [one["model"] for one in said["ttl"]] == ["agent", "coder"]
     gone = run("ttl", "nobody", "--state-dir", str(calm))
     assert (gone.exit_code, "known are agent, coder" in gone.output) == (1, True)
+
+
+def test_ttl_knows_a_model_by_its_other_names(tmp_path: Path) -> None:
+    """As `load` and `why` do; one that is named twice is shown once."""
+    scene = rare_turns()
+    models = tuple(replace(model, aliases=("gpt-4o",)) if model.id == "agent" else model for model in scene.setup.models)
+    path = written(tmp_path / "journal.sqlite", replace(scene, setup=replace(scene.setup, models=models)))
+    alone = run("ttl", "agent", "--ledger", str(path))
+    assert (alone.exit_code, alone.output[:6]) == (0, "agent:")
+    for names in (["gpt-4o"], ["gpt-4o", "agent"]):
+        assert run("ttl", *names, "--ledger", str(path)).output.splitlines()[:-1] == alone.output.splitlines()[:-1]
+    assert "gpt-5 was not asked for" in run("ttl", "gpt-5", "--ledger", str(path)).stderr
 
 
 def test_replay_is_the_same_to_the_last_action(thrashing: Path) -> None:
@@ -191,6 +223,8 @@ def test_replay_takes_a_trace(tmp_path: Path) -> None:
     result = run("replay", "--trace", str(trace), "--policy", "fifo", "--json", XDG_STATE_HOME=str(tmp_path))
     ours, fifo = json.loads(result.output)
     assert fifo["switches"] == 10 > ours["switches"]
+    (alone,) = json.loads(run("replay", "--trace", str(trace), "--json", XDG_STATE_HOME=str(tmp_path)).output)
+    assert alone == {**ours, "name": "trace"} == ours
 
 
 @pytest.mark.parametrize(
@@ -209,10 +243,10 @@ def test_wrong_usage_is_told(thrashing: Path, args: list[str], code: int, says: 
     assert (result.exit_code, says in result.output) == (code, True), result.output
 
 
-@pytest.mark.parametrize("command", ["thrash", "ttl", "replay"])
+@pytest.mark.parametrize("command", ["thrash", "ttl", "replay", "events --since 1h"])
 def test_without_a_ledger_it_says_so(tmp_path: Path, command: str) -> None:
     """And makes none."""
-    result = run(command, "--state-dir", str(tmp_path))
+    result = run(*command.split(), "--state-dir", str(tmp_path))
     assert result.exit_code == 1
     assert "there is no ledger" in result.output
     assert not list(tmp_path.iterdir())

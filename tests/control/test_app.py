@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -209,7 +210,13 @@ async def test_operations_reach_the_model_that_the_path_names(path: str, wanted:
         ("POST", "/api/models/chat/load?wait=nan", 400, "bad_parameter", "wait='nan'"),
         ("POST", "/api/models/chat/unload?force=maybe", 400, "bad_parameter", "force='maybe'"),
         ("POST", "/api/models/chat/sleep?level=3", 400, "bad_parameter", "level='3'"),
-        ("GET", "/api/models/chat/load", 404, "model_not_found", "'chat/load'"),
+        ("GET", "/api/models/chat/load", 405, "method_not_allowed", "use POST"),
+        ("GET", "/api/models/chatt/load", 404, "model_not_found", "'chatt/load'"),
+        ("POST", "/api/models/chat/frobnicate", 404, "operation_not_found", "these are load, unload, sleep, wake, pin, unpin"),
+        ("POST", "/api/models/chat/", 404, "operation_not_found", "'' is no operation"),
+        ("POST", "/api/models/chat/logs", 405, "method_not_allowed", "use GET"),
+        ("POST", "/api/models/chat", 405, "method_not_allowed", "use GET"),
+        ("DELETE", "/api/models/chat/load", 405, "method_not_allowed", "use"),
         ("DELETE", "/api/status", 405, "method_not_allowed", "use GET"),
         ("HEAD", "/unload", 405, None, None),
         ("GET", "/api/nothing", 404, "not_found", "'/api/nothing'"),
@@ -231,6 +238,29 @@ async def test_errors_are_json_in_openai_shape(
             assert (got, body["error"]["code"], body["error"]["type"]) == (status, code, "invalid_request_error")
             assert part is not None
             assert part in body["error"]["message"]
+    assert facade.asked == []
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [
+        ("llama", "the peers big (http://10.0.0.5:8080, up) and old (https://old.example, down)"),
+        ("big/llama", "the peer big (http://10.0.0.5:8080, up)"),
+        ("org/coder", "the peer big (http://10.0.0.5:8080, up)"),
+    ],
+)
+async def test_a_model_of_a_peer_is_told_as_one(name: str, there: str, tmp_path: Path) -> None:
+    """Whatever is asked of it; one of this machine goes first."""
+    facade = FakeFacade(a_model("chat"))
+    big = {"id": "big", "proxy": "http://10.0.0.5:8080", "healthy": True, "models": ["llama", "org/coder", "chat"]}
+    facade.peers = [big, {"id": "old", "proxy": "https://old.example", "healthy": False, "models": ["llama"]}]
+    async with serving(facade, tmp_path) as session:
+        for method, path in (("GET", "/why"), ("GET", "/logs"), ("POST", "/load"), ("GET", "")):
+            status, body = await asked(session, method, f"/api/models/{quote(name, safe='')}{path}")
+            assert (status, body["error"]["code"]) == (404, "model_at_peer")
+            assert body["error"]["message"] == f"'{name}' is served by {there}, and not here: ask there"
+        assert (await asked(session, "GET", "/api/models/chat/why"))[0] == 200
+        assert (await asked(session, "GET", "/api/models/old/chat"))[1]["error"]["code"] == "model_not_found"
     assert facade.asked == []
 
 

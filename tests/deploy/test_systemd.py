@@ -70,6 +70,42 @@ def test_a_relative_path_still_means_the_same_file(tmp_path: Path, monkeypatch: 
     assert f"RequiresMountsFor={tmp_path}/m.gguf" in systemd.files(intent)["greenroom.service"]
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"cmd": "python -S -E bin/vllm serve agent --port ${PORT}"},
+        {"cmd": "bin/not-built-yet --port ${PORT}"},
+        {"cmd": "python serve.py --port ${PORT}"},
+        {"cmd": "vllm serve org/agent --port ${PORT}"},
+        {"cmd": "llama-server --model=m.gguf --port ${PORT}"},
+        {"cmd": "sh -c 'cd bin && exec ./vllm --port ${PORT}'"},
+        {"cmd": "engine --port ${PORT}", "env": {"TEMPLATES": "bin"}},
+        {"cmd": "engine --port ${PORT}", "cmdStop": "bin/vllm stop"},
+        {"cmd": "engine --port ${PORT}", "container": {"image": "i", "volumes": ["./bin:/bin"]}},
+    ],
+)
+def test_whatever_may_lie_in_its_folder_is_looked_for_there(
+    entry: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs, scripts, models, values of flags and variables; what a shell is told may name anything."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("bin/vllm", "org/agent/config.json", "serve.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    intent = build(load_config_text(dump({"models": {"m": entry}}), env={}), target="cpu", options=Options(bare=True))
+    assert intent.config.models[0].cwd == str(tmp_path)
+    if "container" not in entry:
+        assert str(tmp_path) in units.values(units.parse(systemd.files(intent)["greenroom.service"]), "Unit", "RequiresMountsFor")
+
+
+@pytest.mark.parametrize("cmd", ["vllm serve org/agent --port ${PORT}", "/opt/bin/vllm serve /srv/agent --port ${PORT} --api-prefix=/v1"])
+def test_what_names_nothing_in_its_folder_gets_none(cmd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may run where that folder is not."""
+    monkeypatch.chdir(tmp_path)
+    intent = build(load_config_text(dump({"models": {"m": {"cmd": cmd}}}), env={}), target="cpu", options=Options(bare=True))
+    assert intent.config.models[0].cwd is None
+
+
 def test_it_stops_later_than_its_slowest_engine() -> None:
     """systemd waits for requests in flight and for the longest grace of an engine."""
     unit = units.parse(systemd.files(bare(12), run_as="llm")["greenroom.service"])

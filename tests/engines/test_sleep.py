@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -337,11 +338,22 @@ def test_a_container_command_of_the_operators_sleeps_when_he_hands_the_mode_in()
 def test_priors_of_a_vllm_on_a_gpu(tmp_path: Path) -> None:
     """The context stays; level 1 keeps a copy in host RAM, level 2 reads the weights again."""
     engine = an_engine(f"vllm serve {weights(tmp_path / 'model', 8_192)} --enable-sleep-mode")
-    for device in (GPU0, BENCH0):
+    for device, residue_mib in ((GPU0, 1_536), (BENCH0, 1_380)):  # no more than its share of so small a device
         assert engine.costs(engine.estimate([device])).tiers == (
-            SleepTier(1, 1_536, 3_072 + 8_192, 2.0, 0.5),
-            SleepTier(2, 1_536, 3_072, 0.2, 8.5),
+            SleepTier(1, residue_mib, 3_072 + 8_192, 2.0, 0.5),
+            SleepTier(2, residue_mib, 3_072, 0.2, 8.5),
         )
+
+
+@pytest.mark.parametrize(("memory_mib", "residue_mib"), [(48, 48), (500, 64), (None, 64)])
+def test_a_sleeper_holds_no_more_than_it_holds_awake(memory_mib: int | None, residue_mib: int) -> None:
+    """Put to sleep or fallen asleep by itself; where its need is known."""
+    doze = an_engine("llama-server -hf o/r --sleep-idle-seconds 30", memory_mib=memory_mib)
+    costs = doze.costs(doze.estimate([RAM]))
+    assert costs.doze is not None
+    assert costs.doze.residue_mib == residue_mib
+    declared = an_engine("engine", memory_mib=memory_mib, sleep_calls=replace(DECLARED, residue_mib=64))
+    assert [tier.residue_mib for tier in declared.costs(declared.estimate([RAM])).tiers] == [residue_mib]
 
 
 def test_priors_of_a_vllm_on_host_ram(tmp_path: Path) -> None:

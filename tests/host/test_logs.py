@@ -182,3 +182,60 @@ def test_a_missing_folder_costs_the_file_only(tmp_path):
     assert ring.tail(1) == ["1"]
     assert ring.file is not None
     assert "No such file" in ring.file.error
+
+
+def run_of(path, *lines: str, **more) -> LogRing:
+    ring = LogRing("a", file=path, **more)
+    for line in lines:
+        ring.feed(f"{line}\n".encode())
+    ring.close()
+    return ring
+
+
+def test_the_history_goes_on_before_this_run(tmp_path):
+    """A line of ours parts the runs; what only looks at this run sees nothing of the others; secrets of today are masked in all."""
+    path = tmp_path / "engine.log"
+    run_of(path, "1", "token t0ken", "3")
+    ring = run_of(path, "4", "5", mask=["t0ken"])
+
+    note = f"[greenroom: what is above was printed before greenroom started; older lines are in {path}]"
+    assert ring.history(100) == ["1", "token ***", "3", note, "4", "5"]
+    assert ring.history(4) == ["3", note, "4", "5"]
+    assert [ring.history(n) for n in (3, 2, 0)] == [["4", "5"], ["4", "5"], []]
+    assert ring.tail(100) == ["4", "5"]
+    assert run_of(path).history(2) == ["5", f"{note}"]
+
+
+def test_a_first_run_has_no_history_but_its_own(tmp_path):
+    """No note where nothing is above it; none where the file is gone or lines of this run lie between."""
+    ring = run_of(tmp_path / "engine.log", "1", "2")
+    assert (ring.history(10), LogRing("a").history(10)) == (["1", "2"], [])
+    later = run_of(tmp_path / "engine.log", "3", "4", "5", lines_max=2)
+    assert later.history(10) == ["4", "5"]
+    after = run_of(tmp_path / "engine.log", "6")
+    (tmp_path / "engine.log").unlink()
+    assert after.history(10) == ["6"]
+
+
+def test_history_is_found_in_both_pieces_of_the_file(tmp_path):
+    """Also when the file rotates meanwhile; a line whose beginning is not read is left out."""
+    path = tmp_path / "engine.log"
+    run_of(path, *(f"{n:04d}" for n in range(30)), file_bytes_max=100)
+    ring = LogRing("a", file=path, file_bytes_max=100)
+    *shown, note = ring.history(100)
+    assert shown == [f"{n:04d}" for n in range(30)]
+    ring.feed(b"new!\n" * 10)
+    ring.feed(b"new!\n")  # which is one too many for the first piece
+    assert ring.history(100) == [*shown[20:], note, *["new!"] * 11]
+    ring.feed(b"new!\n" * 20)
+    assert ring.history(100) == ["new!"] * 31
+
+
+def test_of_a_long_history_no_more_is_read_than_was_asked_for(tmp_path):
+    """The newest lines, each whole."""
+    path = tmp_path / "engine.log"
+    run_of(path, *(f"{n:05d} {'x' * 993}" for n in range(500)))
+    shown = LogRing("a", file=path).history(101)[:-1]
+    assert [line[:5] for line in shown] == [f"{n:05d}" for n in range(500 - len(shown), 500)]
+    assert 0 < len(shown) * 1000 <= 100 * logs.EARLIER_LINE_BYTES
+    assert {len(line) for line in shown} == {999}

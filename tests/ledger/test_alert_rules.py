@@ -48,6 +48,26 @@ SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             'greenroom_requests_total{model="a",outcome="engine_broke"}': "0+6x60",
         },
     ),
+    "GreenroomEnginesAnswerErrors": (
+        {
+            'greenroom_answers_total{model="a",status="2xx"}': BUSY,
+            'greenroom_answers_total{model="a",status="5xx"}': "0+60x60",
+        },
+        {
+            'greenroom_answers_total{model="a",status="2xx"}': BUSY,
+            'greenroom_answers_total{model="a",status="5xx"}': "0+6x60",
+        },
+    ),
+    "GreenroomPeerAnswersErrors": (
+        {
+            'greenroom_peer_answers_total{peer="big-box",status="2xx"}': BUSY,
+            'greenroom_peer_answers_total{peer="big-box",status="5xx"}': "0+60x60",
+        },
+        {
+            'greenroom_peer_answers_total{peer="big-box",status="2xx"}': BUSY,
+            'greenroom_peer_answers_total{peer="big-box",status="5xx"}': "0+6x60",
+        },
+    ),
     "GreenroomRefuses": (
         {'greenroom_requests_total{model="a",outcome="ok"}': BUSY, 'greenroom_requests_total{model="a",outcome="refused"}': "0+300x60"},
         {'greenroom_requests_total{model="a",outcome="ok"}': BUSY, 'greenroom_requests_total{model="a",outcome="refused"}': "0+60x60"},

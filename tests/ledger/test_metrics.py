@@ -22,6 +22,7 @@ from greenroom.ledger.metrics import (
     METRICS,
     MODEL,
     MODELS_MAX,
+    OUTCOME,
     QUEUE_S,
     REASONS,
     START,
@@ -33,6 +34,7 @@ from greenroom.ledger.metrics import (
     covered,
     reason_of,
 )
+from greenroom.ledger.packs import Pack
 from greenroom.ledger.rows import RequestRow, TransitionRow
 from greenroom.ledger.store import Ledger
 from greenroom.proxy.record import Record
@@ -154,6 +156,26 @@ def test_requests_are_counted() -> None:
     assert found["greenroom_first_byte_seconds_count", ()] == 1
 
 
+def test_how_engines_answered_is_counted_by_class_of_status() -> None:
+    """Of those that ended ok; what they never sent is not among them, nor what greenroom said; packs hold 200 only."""
+    metrics = Metrics(lambda: NOW)
+    told = [(200, "ok"), (204, "ok"), (400, "ok"), (500, "ok"), (503, "ok"), (999, "ok"), (101, "ok"), (200, "engine_broke"), (0, "ok")]
+    for status, outcome in told:
+        take(metrics, a_request(status=status, outcome=outcome))
+    take(metrics, a_request(start="", outcome="refused", status=429))
+    metrics.packed(Pack.of("chat", [1, NOW, 0.5, 0.1, 7, 3, 1, "k", "interactive", "/v1/x", ""] * 40))
+    take(metrics, a_request(model="calm"))
+    found = exported(metrics, a_view(a_model("chat"), a_model("calm")))
+
+    answers = {
+        (dict(key)["model"], dict(key)["status"]): count for (name, key), count in found.items() if name == "greenroom_answers_total"
+    }
+    assert answers == {
+        **{("chat", "1xx"): 1, ("chat", "2xx"): 42, ("chat", "4xx"): 1, ("chat", "5xx"): 3},
+        **{("calm", "2xx"): 1, ("calm", "4xx"): 0, ("calm", "5xx"): 0},
+    }
+
+
 def test_transitions_are_counted_by_what_they_were_made_for() -> None:
     """And failures by their causes."""
     metrics = Metrics(lambda: NOW)
@@ -200,9 +222,9 @@ def test_reasons_are_those_of_the_core() -> None:
 def test_values_stand_where_they_are_looked_for() -> None:
     """By the names of a row's fields."""
     names = list(RequestRow.__dataclass_fields__)
-    wanted = (names[i] for i in (MODEL, QUEUE_S, WAKE_S, FIRST_BYTE_S, TOKENS_IN, TOKENS_OUT, START, STATUS))
+    wanted = (names[i] for i in (MODEL, QUEUE_S, WAKE_S, FIRST_BYTE_S, TOKENS_IN, TOKENS_OUT, START, OUTCOME, STATUS))
 
-    assert list(wanted) == ["model", "queue_s", "wake_s", "first_byte_s", "tokens_in", "tokens_out", "start", "status"]
+    assert list(wanted) == ["model", "queue_s", "wake_s", "first_byte_s", "tokens_in", "tokens_out", "start", "outcome", "status"]
     assert [getattr(a_request(), name) for name in names] == list(schema.request_values(a_request()))
 
 
@@ -217,6 +239,9 @@ def test_the_ledger_tells_of_what_it_writes() -> None:
     ledger.saw(RequestFinished(4.0, 7), ())
     told = {"request": 7, "tokens_in": 28, "tokens_out": 3}
     ledger.ended(Record("chat", "inference", "POST", "/v1/chat/completions", "k", 200, "ok", "cold", 1, 2, 3, 0.1, 3.0, **told))
+    ledger.saw(RequestArrived(5.0, 8, "chat"), (Admit(8, "chat", 1, "hot"),))
+    ledger.saw(RequestFinished(5.5, 8), ())
+    ledger.ended(Record("chat", "inference", "POST", "/v1/chat/completions", "k", 500, "ok", "hot", 1, 2, 0, 0.1, 0.5, request=8))
     try:
         assert ledger.flush(30.0)
     finally:
@@ -226,6 +251,7 @@ def test_the_ledger_tells_of_what_it_writes() -> None:
     assert found["greenroom_starts_total", labels(model="chat", reason="request")] == 1
     assert found["greenroom_tokens_total", labels(model="chat", direction="in")] == 28
     assert found["greenroom_wait_seconds_sum", labels(cause="load")] == pytest.approx(2.0)
+    assert [found["greenroom_answers_total", labels(model="chat", status=one)] for one in ("2xx", "5xx")] == [1, 1]
 
 
 def test_swap_time_is_the_share_in_which_anything_moved() -> None:

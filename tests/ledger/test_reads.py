@@ -77,6 +77,8 @@ def asked_of(watched: Watched) -> dict[str, Callable[[], Any]]:
         "events of an hour": lambda: list(find.events(NOW - 3600.0, NOW)),
         "requests of a model that nobody asked for": lambda: find.requests(model="nobody"),
         "boots": find.boots,
+        "what was told, with the starts": lambda: find.told(None, NOW, limit=50),
+        "stories": lambda: find.stories(find.models(), NOW, limit=5),
         "a request that never was": lambda: find.request(4_000_000_000),
     }
 

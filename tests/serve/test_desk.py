@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from greenroom import __version__
 from greenroom.config.model import Config, ModelConfig
 from greenroom.control.facade import Result
 from greenroom.core.facts import Operation, Tell
 from greenroom.host.logs import LogRing
 from greenroom.ledger.footprints import Footprints
+from greenroom.ledger.rows import STARTED, TellRow
+from greenroom.ledger.store import Ledger
+from greenroom.serve.accounts import Accounts
+from greenroom.serve.books import Books
 from greenroom.serve.desk import EVENTS_KEPT, SUBSCRIBER_EVENTS_MAX, Desk, EventFeed, masked
 from greenroom.serve.wiring import make_plan
 from greenroom.shell.heart import Shell
@@ -63,6 +69,8 @@ async def test_names_are_resolved_and_near_ones_found(desk: Desk) -> None:
     """Ids and aliases."""
     assert (desk.resolve("agent-alias"), desk.resolve("agnt")) == ("agent", None)
     assert "agent" in desk.near("agnt")
+    desk.peers = SimpleNamespace(status=lambda: [{"models": ["llama-70b", "agent"]}])  # type: ignore[assignment]
+    assert (desk.near("lama-70b"), desk.near("agnt").count("agent")) == (["llama-70b"], 1)
 
 
 async def test_static_facts_follow_the_plan(desk: Desk) -> None:
@@ -95,6 +103,51 @@ async def test_events_are_numbered_and_the_newest_kept() -> None:
 
     assert [item["id"] for item in feed.recent(2)] == [EVENTS_KEPT + 9, EVENTS_KEPT + 10]
     assert (len(feed.recent(10_000)), feed.recent(0)) == (EVENTS_KEPT, [])
+
+
+async def test_what_was_told_before_a_start_comes_first_and_has_no_number() -> None:
+    """So nobody who resumes hears it again; the start stands in the story of each model that has an earlier one."""
+    feed = EventFeed(asyncio.get_running_loop().time, 100)
+    feed.tell(a_tell(1))
+    feed.recall([TellRow(7.0, "b", "ready", "info", "old")] * EVENTS_KEPT, {"b": [TellRow(7.0, "b", "ready", "info", "old")]})
+    feed.tell(a_tell(2))
+
+    assert [(item.get("id"), item["text"].split()[0]) for item in feed.recent(4)] == [
+        (None, "old"),
+        (102, "greenroom"),
+        (101, "word"),
+        (103, "word"),
+    ]
+    assert len(feed.recent(10_000)) == EVENTS_KEPT
+    assert [item["kind"] for item in feed.story("b")] == ["ready", STARTED]
+    assert [item["text"] for item in feed.story("a")] == ["word 1", "word 2"]
+
+
+async def test_the_desk_recalls_what_the_ledger_knows(tmp_path: Path) -> None:
+    """Of the runs before this one, with their starts."""
+    crew: Any = FakeCrew()
+    plan = make_plan(Config("greenroom.yaml", MODELS), (), Footprints(None))
+    for run in (1, 2):
+        ledger = Ledger(tmp_path / "journal.sqlite")
+        shell = Shell(plan.setup, crew, clock=asyncio.get_running_loop().time)
+        feed = EventFeed(shell.clock)
+        shell.tellers.append(feed.tell)
+        Books(shell, ledger, Accounts())
+        desk = Desk(shell, crew, plan, feed, LogRing("greenroom"), ledger=ledger)
+        assert ledger.flush(10)
+        await desk.recall()
+        before = [item["text"] for item in desk.recent(100)]
+        story = [item["text"] for item in desk.story("agent")]
+        if run == 1:
+            assert (before, story) == ([f"greenroom {__version__} started"], [])
+            await desk.operate("agent", Operation.LOAD, force=False, level=None, wait_s=10)
+        await shell.close()
+        ledger.close()
+
+    started = f"greenroom {__version__} started"
+    assert (before[0], before[-1], before.count(started)) == (started, started, 2)
+    assert story[0].startswith("starting for an operator on ram")
+    assert story == [*(text for text in before if text != started), started]
 
 
 async def test_a_slow_reader_is_told_how_much_it_missed() -> None:

@@ -174,6 +174,23 @@ def test_metrics_are_what_is_documented() -> None:
     assert PeersShown(door).metrics(Accounts()) == ""
 
 
+def test_how_a_peer_answered_is_counted_by_class_of_status() -> None:
+    """Of what ended ok; what engines here answered is not among them."""
+    door, _, _ = a_door("  p: {proxy: http://h, models: [x]}\n  q: {proxy: http://i, models: [x]}")
+    accounts = Accounts()
+    for peer, status, outcome in (("p", 200, "ok"), ("p", 404, "ok"), ("p", 500, "ok"), ("p", 200, "engine_broke"), ("", 500, "ok")):
+        accounts.on_request_end(
+            Record("x", "inference", "POST", "/v1/x", "k", status, outcome, "hot", 1, 2, 0, 0.1, 0.2, None, None, 1, peer)
+        )
+    found = {
+        (sample.labels["peer"], sample.labels["status"]): sample.value
+        for family in text_string_to_metric_families(PeersShown(door).metrics(accounts))
+        for sample in family.samples
+        if sample.name == "greenroom_peer_answers_total"
+    }
+    assert found == {**{("p", status): 1 for status in ("2xx", "4xx", "5xx")}, **{("q", status): 0 for status in ("2xx", "4xx", "5xx")}}
+
+
 def test_tokens_that_went_through_a_peer_are_counted() -> None:
     """By the peer that answered, in both directions; what engines here answered is not among them."""
     door, _, _ = a_door("  p: {proxy: http://h, models: [x]}\n  q: {proxy: http://i, models: [x]}")

@@ -314,7 +314,9 @@ def test_every_name_leads_to_its_model() -> None:
     """Ids, aliases and parameter variants; an id wins over another's alias."""
     model = a_model("a", aliases=("x", "b"), filters=FiltersConfig(set_params_by_id={"a:fast": {}}))
 
-    assert dict(a_plan(a_config(model, a_model("b"))).catalog.names) == {"a": "a", "x": "a", "a:fast": "a", "b": "b"}
+    plan = a_plan(a_config(model, a_model("b")))
+    assert dict(plan.catalog.names) == {"a": "a", "x": "a", "a:fast": "a", "b": "b"}
+    assert [lowered.aliases for lowered in plan.setup.models] == [("x", "b", "a:fast"), ()]
 
 
 def test_a_ledger_keeps_what_the_configuration_says() -> None:

@@ -169,6 +169,47 @@ class TestLocal:
         with pytest.raises(StoreError, match="name the folder of one model"):
             local_files(tmp_path)
 
+    def test_a_folder_of_several_models_is_none(self, tmp_path: Path):
+        """Each is named, of a split one its first part; which one to write is shown."""
+        for name in ("chat.gguf", "embed.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf"):
+            (tmp_path / name).write_bytes(gguf())
+        with pytest.raises(StoreError) as fault:
+            local_files(tmp_path)
+        told = "3 models (big-00001-of-00002.gguf, chat.gguf, embed.gguf): name one"
+        assert str(fault.value) == f"{tmp_path} holds {told}, e.g. {tmp_path}/big-00001-of-00002.gguf"
+        assert [name for name, _ in local_files(tmp_path / "chat.gguf")] == ["chat.gguf"]
+
+    def test_many_models_in_a_folder_are_not_all_told(self, tmp_path: Path):
+        for number in range(9):
+            (tmp_path / f"{number}.gguf").write_bytes(gguf())
+        with pytest.raises(StoreError, match=r"holds 9 models \(0.gguf, 1.gguf, 2.gguf, 3.gguf, 4.gguf and 4 more\)"):
+            local_files(tmp_path)
+
+    def test_what_belongs_to_one_model_makes_no_second(self, tmp_path: Path):
+        """Parts, projectors, adapters and drafts, told by their names or by their heads."""
+        heads: dict[str, dict[str, str | int]] = {
+            "m-00001-of-00002.gguf": {},
+            "m-00002-of-00002.gguf": {},
+            "mmproj-m.gguf": {},
+            "eyes.gguf": {"general.architecture": "clip"},
+            "manners.gguf": {"general.type": "adapter"},
+            "m-draft.gguf": {},
+        }
+        for name, fields in heads.items():
+            (tmp_path / name).write_bytes(gguf(fields=fields))
+        assert {name for name, _ in local_files(tmp_path)} == set(heads)
+
+    def test_folders_with_a_configuration_each_are_several_models(self, tmp_path: Path):
+        """One above them makes them the parts of one, as image models are kept."""
+        for name in ("chat", "embed"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "config.json").write_text("{}")
+            (tmp_path / name / "model.safetensors").write_bytes(safetensors())
+        with pytest.raises(StoreError, match=r"holds 2 models \(chat, embed\): name one, e.g. .*/chat$"):
+            local_files(tmp_path)
+        (tmp_path / "model_index.json").write_text("{}")
+        assert len(local_files(tmp_path)) == 5
+
     def test_a_glob_in_a_name_is_only_a_name(self, tmp_path: Path):
         for part in (1, 2):
             (tmp_path / f"m[12]*-0000{part}-of-00002.gguf").write_bytes(gguf())

@@ -99,6 +99,7 @@ class TestParse:
             ("/srv/../etc/passwd", "'..'"),
             ("./x.gguf", "relative path"),
             ("x.gguf", "no file here"),
+            ("models/x.gguf", "no whole path"),
             ("ftp://h/x", "unknown scheme"),
         ],
     )
@@ -159,6 +160,19 @@ class TestParseHere:
 
     def test_what_looks_like_a_path_is_one_even_when_it_does_not_exist(self, tmp_path: Path):
         assert Reference("file", "", str(tmp_path.parent / "x.gguf")) == parse_here("../x.gguf", tmp_path)
+
+    @pytest.mark.parametrize("text", ["nowhere/x.gguf", "models/chat", "models/deep/chat"])
+    def test_a_mistyped_path_is_told_as_one(self, tmp_path: Path, text: str):
+        """It ends as a file does, or its first folder is there."""
+        (tmp_path / "models").mkdir()
+        with pytest.raises(StoreError, match=f"there is no file '{text}' here"):
+            parse_here(text, tmp_path)
+
+    @pytest.mark.parametrize(("text", "words"), [("org/repo", "hf://org/repo"), ("a" * 300 + "/x", "does not say where it is kept")])
+    def test_what_is_no_path_is_not_told_as_one(self, tmp_path: Path, text: str, words: str):
+        with pytest.raises(StoreError, match=words):
+            parse_here(text, tmp_path)
+        assert parse("hf.co/org/repo") == parse_here("hf.co/org/repo", tmp_path)
 
     def test_everything_else_is_parsed_as_ever(self, tmp_path: Path):
         assert parse("hf://a/b") == parse_here("hf://a/b", tmp_path)

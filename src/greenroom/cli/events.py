@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from greenroom.cli import client, text
+from greenroom.cli import client, past, text
 
 EVENTS_DEFAULT = 50
 EVENTS_MAX = 5_000
@@ -19,14 +19,39 @@ STYLES = {"warning": "yellow", "error": "red"}  # of a level, on a terminal
 
 @click.command()
 @client.server_options
+@past.past_options(None)
 @click.option("-f", "--follow", is_flag=True, help="Keep showing new events until Ctrl-C.")
 @click.option(
-    "-n", "--lines", metavar="N", type=click.IntRange(0, EVENTS_MAX), default=EVENTS_DEFAULT, show_default=True, help="How many old events."
+    "-n",
+    "--lines",
+    metavar="N",
+    type=click.IntRange(0, EVENTS_MAX),
+    help=f"How many old events.  [default: {EVENTS_DEFAULT}; with --since {EVENTS_MAX}]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def events(server: client.Server, follow: bool, lines: int, as_json: bool) -> None:
-    """Show what happened, and with -f what happens: starts, evictions and their reasons, failures."""
-    client.run_while_read(show(server, follow, lines, as_json))
+def events(
+    server: client.Server,
+    since: float | None,
+    state_dir: str | None,
+    ledger: str | None,
+    follow: bool,
+    lines: int | None,
+    as_json: bool,
+) -> None:
+    """Show what happened, and with -f what happens: starts, evictions and their reasons, failures.
+
+    With --since it is read from the ledger, as far back as that goes, whether a server runs or not.
+    """
+    if since is None:
+        if state_dir is not None or ledger is not None:
+            raise click.UsageError("a ledger is read with --since TIME only; without it a running server is asked")
+        client.run_while_read(show(server, follow, EVENTS_DEFAULT if lines is None else lines, as_json))
+        return
+    if follow:
+        raise click.UsageError("--since looks back and -f ahead: give one of them")
+    with past.told():
+        for row in past.open_past(state_dir, ledger).told(time.time() - since, EVENTS_MAX if lines is None else lines):
+            tell({"at": row.at, "kind": row.kind, "model": row.model, "level": row.level, "text": row.text}, as_json)
 
 
 async def show(server: client.Server, follow: bool, lines: int, as_json: bool) -> None:

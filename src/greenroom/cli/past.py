@@ -36,7 +36,7 @@ class Duration(click.ParamType[float]):
         return seconds
 
 
-def past_options(since: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def past_options(since: str | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Adds --since, --state-dir and --ledger."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -136,7 +136,9 @@ def compared(
         recorded = [("recorded", figures_of(seen.requests, seen.transitions, seen.within))]
         looked_at = ["", past.looked_at(seen.within, len(seen.requests))]
         scene = scene_of(seen.setup, seen.requests, seen.transitions, seen.within)
-    trials: list[Trial] = [tried(scene, keep=False), tried(scene, changes, policy=policy, keep=False)]
+    trials: list[Trial] = [tried(scene, name="trace" if trace is not None else "", keep=False)]
+    if changes or policy != "greenroom":
+        trials.append(tried(scene, changes, policy=policy, keep=False))
     return [*recorded, *((trial.name, trial.figures) for trial in trials)], looked_at
 
 

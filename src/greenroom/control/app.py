@@ -12,7 +12,7 @@ import math
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -47,6 +47,9 @@ OUTCOMES = ("ok", "client_gone", "engine_broke", "cut", "refused", "waiting", "r
 REQUEST_DIGITS_MAX = 15
 KEY_NAME_HEADER = "X-Greenroom-Key-Name"  # told by the data plane, which takes them from nobody else
 SCOPES_HEADER = "X-Greenroom-Scopes"
+MODELS_PATH = "/api/models/"
+OPERATIONS = tuple(operation.value for operation in Operation)
+LOOKS = ("logs", "why")  # at a model; they are asked with GET
 BODY_BYTES_MAX = 64 << 10  # no route of ours reads a body
 SOCKET_PATH_BYTES_MAX = 107  # sun_path
 SHUTDOWN_S_MAX = 2.0
@@ -199,6 +202,8 @@ def http_error(request: web.Request, http: web.HTTPException) -> web.StreamRespo
     if http.status < 400:
         raise http
     if isinstance(http, web.HTTPMethodNotAllowed):
+        if said := no_operation(request):
+            return error_response(404, said, "operation_not_found")
         allowed = ", ".join(sorted(http.allowed_methods))
         response = error_response(405, f"{request.method} is not possible here; use {allowed}", "method_not_allowed")
         response.headers["Allow"] = allowed
@@ -206,6 +211,16 @@ def http_error(request: web.Request, http: web.HTTPException) -> web.StreamRespo
     if http.status == 404:
         return error_response(404, no_route(request), "not_found")
     return error_response(http.status, http.reason)
+
+
+def no_operation(request: web.Request) -> str:
+    """What is wrong with a POST that names a model of ours, and then nothing that can be done to it; "" = that is not it."""
+    facade, text = request.app[FACADE], request.path.removeprefix(MODELS_PATH)
+    name, _, word = text.rpartition("/")
+    is_such = request.method == "POST" and text != request.path and word not in LOOKS
+    if not is_such or facade.resolve(text) is not None or facade.resolve(name) is None:
+        return ""
+    return f"{word!r} is no operation of a model: these are {', '.join(OPERATIONS)}"
 
 
 def no_route(request: web.Request) -> str:
@@ -223,14 +238,23 @@ def error_response(
 
 
 def wanted_model(request: web.Request) -> str:
-    """The id of the model that the path names; 404 with near names otherwise."""
+    """The id of the model that the path names; 404 otherwise, with the peers that serve it or with near names."""
     name = request.match_info["id"]
     facade = request.app[FACADE]
     if (id := facade.resolve(name)) is not None:
         return id
+    if there := at_peers(facade.peers_status(), name):
+        raise Refused(404, f"{name!r} is served by {there}, and not here: ask there", "model_at_peer", "model")
     near = [repr(one) for one in facade.near(name)]
     hint = f"did you mean {' or '.join(near)}?" if near else "`greenroom ps` lists the models"
     raise Refused(404, f"there is no model {name!r}: {hint}", "model_not_found", "model")
+
+
+def at_peers(peers: Sequence[dict[str, Any]], name: str) -> str:
+    """`the peer big (http://10.0.0.5:8080, up)`; "" where no peer has it, by its name or as `big/NAME`."""
+    found = [peer for peer in peers if name in peer["models"] or name.removeprefix(f"{peer['id']}/") in peer["models"]]
+    told = [f"{peer['id']} ({peer['proxy']}, {'up' if peer['healthy'] else 'down'})" for peer in found]
+    return f"the peer{'s' if len(told) > 1 else ''} {' and '.join(told)}" if told else ""
 
 
 def flag(request: web.Request, name: str) -> bool:
@@ -289,8 +313,11 @@ async def get_version(request: web.Request) -> web.StreamResponse:
 
 
 async def get_model(request: web.Request) -> web.StreamResponse:
+    facade, name = request.app[FACADE], request.match_info["id"]
+    model, _, word = name.rpartition("/")
+    if word in OPERATIONS and facade.resolve(name) is None and facade.resolve(model) is not None:
+        raise web.HTTPMethodNotAllowed(request.method, ["POST"])
     id = wanted_model(request)
-    facade = request.app[FACADE]
     history = await facade.history(id)
     entry = render.one_model(facade.view(), id, facade)
     if entry is None:

@@ -135,6 +135,7 @@ class Model:
     misconfigured: str = ""  # not empty: every request is refused with this sentence, nothing is started
     digest: str = ""  # identity of its definition: a reload restarts it only when this changes
     ttl_auto: bool = False  # how long it stays idle is found from its own gaps; `ttl_s` is None
+    aliases: tuple[str, ...] = ()  # what else it is called, for who reads the past; requests come with its id
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from greenroom.deploy.basis import OWN_PORT, Basis, BuildError
 from greenroom.deploy.commands import container_env, dialect, on_host
 from greenroom.deploy.fetching import reference_of
 from greenroom.deploy.intent import Intent, Mount, Probe, Share, Workload
-from greenroom.deploy.places import CACHE_PLACE, Places
+from greenroom.deploy.places import CACHE_PLACE, FILES, Places
 from greenroom.deploy.pod_devices import in_pod
 from greenroom.engines.detect import IMAGE_ENTRY
 from greenroom.engines.discovery import PROGRAM
@@ -120,8 +120,12 @@ class Own(Basis):
         if model.container is None and not engine.command.client:
             places.argv(model.argv, lambda word: on_host(engine, word))
             places.environment(model.env)
-        is_relative = any(word.startswith(("./", "../")) or (word.endswith(".gguf") and word[0] not in "/~-$") for word in model.argv)
-        return replace(model, cwd=os.path.abspath(model.cwd or ".")) if is_relative or model.cwd is not None else model
+        if model.cwd is None and not engine.command.shell and not _is_relative(model):
+            return model
+        cwd = os.path.abspath(model.cwd or ".")
+        if model.container is None:
+            places.stay(cwd)
+        return replace(model, cwd=cwd)
 
     def _inside(self, model: ModelConfig, places: Places) -> ModelConfig:
         """The entry of a model as greenroom reads it inside its container: paths as there, no container of its own."""
@@ -188,6 +192,21 @@ def _with_files_at(place: Callable[[str], str], config: Config) -> Config:
 
     peers = tuple(replace(peer, tls_ca=at(peer.tls_ca)) for peer in config.peers)
     return replace(config, models=tuple(map(fetched, config.models)), peers=peers)
+
+
+def _is_relative(model: ModelConfig) -> bool:
+    """Whether anything that it says may mean a file below the folder it stands in; what a shell makes of a script nobody knows."""
+    program, *words = model.argv or ("",)
+    words += [*model.stop_argv, *(value for _, value in model.env)]
+    words += model.container.volumes if model.container is not None else ()
+    words += [word.partition("=")[2] for word in words]
+    return (not program.startswith("/") and "/" in program) or any(map(_names_a_file_here, words))
+
+
+def _names_a_file_here(word: str) -> bool:
+    if not word or word[0] in "/~-$":
+        return False
+    return word.startswith(("./", "../")) or word.endswith(FILES) or os.path.lexists(word)
 
 
 def _where_they_lie(places: Places) -> tuple[Mount, ...]:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl, urlsplit
@@ -191,7 +192,14 @@ class Generic:
 
     def costs(self, estimate: Estimate) -> Costs:
         up_s, down_s = self.times()
-        return Costs(up_s, down_s, self._tiers(estimate), self.doze(estimate))
+        doze = self.doze(estimate)
+        tiers = tuple(self._within(tier, estimate) for tier in self._tiers(estimate))
+        return Costs(up_s, down_s, tiers, None if doze is None else self._within(doze, estimate))
+
+    def _within(self, tier: SleepTier, estimate: Estimate) -> SleepTier:
+        """A sleeper holds no more than it holds awake: a small model stays below what large ones keep."""
+        awake_mib = self.config.memory_mib or estimate.device_mib or tier.residue_mib
+        return replace(tier, residue_mib=min(tier.residue_mib, awake_mib))
 
     def times(self) -> tuple[float, float]:
         """Seconds of a cold start and of a stop, until measured."""

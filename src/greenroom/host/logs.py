@@ -13,6 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -21,6 +22,7 @@ LINE_BYTES_MAX = 4096
 FILE_BYTES_MAX = 10 * 1024 * 1024  # then it becomes NAME.1, and the older NAME.1 goes
 FILE_RETRY_S = 5.0  # after a failed write (disk full, ...)
 READER_LINES_MAX = 1000
+EARLIER_LINE_BYTES = 512  # of a line of an earlier run, reckoned with: so much of the file is read for each
 CUT = " …"
 
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
@@ -39,6 +41,8 @@ class LogFile:
         self._handle: int | None = None
         self._size = 0
         self._retry_at = 0.0
+        self._before = path.stat().st_size if path.is_file() else 0  # what an earlier run left
+        self._rotations = 0
 
     def write(self, text: bytes) -> None:
         if self.error and time.monotonic() < self._retry_at:
@@ -55,6 +59,19 @@ class LogFile:
             self.error = f"{self.path}: {exc.strerror}; log lines are kept in memory only. Free some space or set another state directory."
             self._retry_at = time.monotonic() + FILE_RETRY_S
 
+    def earlier(self, bytes_max: int) -> bytes:
+        """The end of what earlier runs wrote, whole lines; b"" where nothing of it is left or can be read."""
+        older = self._older()
+        pieces = [(self.path, self._before), (older, self.bytes_max)] if not self._rotations else [(older, self._before)]
+        found, is_cut = b"", False
+        for path, end in pieces if self._rotations < 2 else ():
+            with suppress(OSError):
+                part, is_cut = end_of(path, end, bytes_max - len(found))
+                found = part + found
+            if is_cut:
+                break
+        return found.partition(b"\n")[2] if is_cut else found
+
     def close(self) -> None:
         if self._handle is not None:
             os.close(self._handle)
@@ -70,7 +87,11 @@ class LogFile:
     def _rotate(self) -> None:
         self.close()
         self._size = 0
-        self.path.replace(self.path.with_name(self.path.name + ".1"))
+        self.path.replace(self._older())
+        self._rotations += 1
+
+    def _older(self) -> Path:
+        return self.path.with_name(self.path.name + ".1")
 
 
 class LogReader:
@@ -207,6 +228,23 @@ class LogRing:
         """The newest `n` lines, oldest first."""
         return list(islice(self._lines, max(0, len(self._lines) - n), None))
 
+    def history(self, n: int) -> list[str]:
+        """The newest `n` lines, oldest first, also those that the file holds of earlier runs; a line of ours parts them from this run's."""
+        lines = self.tail(n)
+        wanted = min(n - len(lines) - 1, LINES_MAX)
+        if self.file is None or wanted <= 0 or self.lines_seen > len(lines):
+            return lines
+        old = LogRing(self.name, lines_max=wanted, line_bytes_max=self.line_bytes_max, mask=self.secrets)
+        old.feed(self.file.earlier(wanted * EARLIER_LINE_BYTES))
+        old.flush()
+        if not old.lines_seen:
+            return lines
+        return [
+            *old.tail(wanted),
+            f"[greenroom: what is above was printed before greenroom started; older lines are in {self.file.path}]",
+            *lines,
+        ]
+
     def subscribe(self, *, tail: int = 0, lines_max: int = READER_LINES_MAX) -> LogReader:
         """Follow the log from here, after the newest `tail` lines.  Dropping the reader is enough to end it."""
         reader = LogReader(self.tail(tail), lines_max)
@@ -253,6 +291,15 @@ class LogRing:
             reader.push(lines)
         for listener in tuple(self._listeners):
             listener(lines)
+
+
+def end_of(path: Path, end: int, bytes_max: int) -> tuple[bytes, bool]:
+    """The last bytes before `end`, and whether the file holds more before them."""
+    with path.open("rb") as file:
+        end = min(end, file.seek(0, os.SEEK_END))
+        begin = max(0, end - bytes_max)
+        file.seek(begin)
+        return file.read(end - begin), begin > 0
 
 
 def _first_end(chunk: bytes) -> int:

@@ -34,7 +34,9 @@ MIB: Final = 1 << 20
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 CAUSES: Final = ("queue", "gate", "load", "wake")
 # Where these stand among the values of a RequestRow.
-MODEL, QUEUE_S, WAKE_S, FIRST_BYTE_S, TOKENS_IN, TOKENS_OUT, START, STATUS = 2, 7, 10, 11, 13, 14, 15, 17
+MODEL, QUEUE_S, WAKE_S, FIRST_BYTE_S, TOKENS_IN, TOKENS_OUT, START, OUTCOME, STATUS = 2, 7, 10, 11, 13, 14, 15, 16, 17
+CLASSES: Final = ("1xx", "2xx", "3xx", "4xx", "5xx")  # of status
+ALWAYS: Final = frozenset({"2xx", "4xx", "5xx"})  # told at 0, too: the first one is an increase
 COUNTS: Final = {kind: f"greenroom_{kind}s_total" for kind in ("start", "wake", "sleep", "stop")}
 TIMES: Final = {"start": "greenroom_start_seconds", "wake": "greenroom_wake_seconds"}
 STEP_MODELS: Final = 50  # rendered between two breaths
@@ -88,6 +90,9 @@ METRICS: Final[Mapping[str, Metric]] = {
     "greenroom_queue_oldest_seconds": Metric("gauge", (), "Age of the oldest request that waits."),
     "greenroom_requests_total": Metric(
         "counter", ("model", "outcome"), "Requests that ended: ok, client_gone, engine_broke, cut, refused."
+    ),
+    "greenroom_answers_total": Metric(
+        "counter", ("model", "status"), "Requests that ended ok, by class of the status that they were answered with: 1xx to 5xx."
     ),
     "greenroom_tokens_total": Metric("counter", ("model", "direction"), "Tokens as engines counted them; in: prompt, out: answer."),
     "greenroom_requests_without_tokens_total": Metric("counter", ("model",), "Requests answered with 200 whose engine told no tokens."),
@@ -147,6 +152,7 @@ class Tally:
 
     tokens: list[int] = field(default_factory=lambda: [0, 0])
     untold: int = 0
+    answers: Counter[str] = field(default_factory=Counter)  # by class of status
     moves: Counter[tuple[str, str]] = field(default_factory=Counter)  # (start | wake | sleep | stop, reason)
     evictions: int = 0
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)  # (start | wake | sleep | stop, cause)
@@ -189,6 +195,8 @@ class Metrics:
                 else:
                     tally.tokens[0] += tokens_in or 0
                     tally.tokens[1] += tokens_out or 0
+                if row[OUTCOME] == "ok" and row[STATUS]:
+                    tally.answers[class_of(row[STATUS])] += 1
             for histogram in waits:
                 histogram.counts[0] += at_once
 
@@ -203,6 +211,7 @@ class Metrics:
             tally = self._tally(pack.model)
             tally.tokens[0] += _sum(tokens_in)
             tally.tokens[1] += _sum(tokens_out)
+            tally.answers[class_of(packs.STATUS)] += len(pack)
             if None in tokens_in:
                 tally.untold += sum(one is None and other is None for one, other in zip(tokens_in, tokens_out, strict=True))
 
@@ -297,6 +306,8 @@ class Metrics:
         add = page.add
         for direction, count in zip(("in", "out"), tally.tokens, strict=True):
             add("greenroom_tokens_total", f'{head},direction="{direction}"}}', count)
+        for status, count in classes(tally.answers):
+            add("greenroom_answers_total", f'{head},status="{status}"}}', count)
         add("greenroom_requests_without_tokens_total", alone, tally.untold)
         for (kind, reason), count in tally.moves.items():
             add(COUNTS[kind], f'{head},reason="{reason}"}}', count)
@@ -369,6 +380,14 @@ class Page:
         return "".join(parts)
 
 
+def class_of(status: int) -> str:
+    return CLASSES[min(status // 100, len(CLASSES)) - 1]
+
+
+def classes(answers: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    return ((status, answers.get(status, 0)) for status in CLASSES if status in ALWAYS or status in answers)
+
+
 def reason_of(row: TransitionRow) -> str:
     """The class of why a transition was made."""
     if row.kind in ("start", "wake"):
@@ -405,4 +424,15 @@ def escaped(value: str) -> str:
     return value.encode("utf-8", "replace").decode().translate(_ESCAPES).replace("\r", "\\r")
 
 
-__all__: Sequence[str] = ("CONTENT_TYPE", "METRICS", "MODELS_MAX", "Metrics", "Page", "covered", "escaped", "reason_of")
+__all__: Sequence[str] = (
+    "CONTENT_TYPE",
+    "METRICS",
+    "MODELS_MAX",
+    "Metrics",
+    "Page",
+    "class_of",
+    "classes",
+    "covered",
+    "escaped",
+    "reason_of",
+)

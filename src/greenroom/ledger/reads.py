@@ -10,7 +10,7 @@ import json
 import sqlite3
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import starmap
@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from . import packs, schema
 from .footprints import is_damaged
-from .rows import BootRow, EventRow, RequestRow, SampleRow, TellRow, TransitionRow
+from .rows import STARTED, BootRow, EventRow, RequestRow, SampleRow, TellRow, TransitionRow
 
 T = TypeVar("T")
 OUTCOMES: Final = ("ok", "client_gone", "engine_broke", "cut", "refused")
@@ -42,6 +42,7 @@ NEWEST_PACKS: Final = (
 )
 NEWEST_BUT: Final = "SELECT at FROM requests INDEXED BY requests_at WHERE at >= ? AND at < ? ORDER BY at DESC LIMIT 1 OFFSET ?"
 IDS_OF: Final = "SELECT min(id), max(id) FROM requests INDEXED BY requests_at WHERE at >= ? AND at < ?"
+STORY: Final = f"SELECT id, {schema.TELL_COLUMNS} FROM tells WHERE model = ? AND at < ? ORDER BY at DESC, id DESC LIMIT ?"
 SERVED: Final = (
     f"SELECT id & {(1 << schema.RUN_SHIFT) - 1}, at, model, generation, client, priority, '', queue_s, gate_s, load_s, wake_s, "
     "first_byte_s, duration_s, NULL, NULL, start, outcome, 0, '', before "
@@ -251,6 +252,23 @@ class Reads:
     ) -> Page[TellRow]:
         where = [*_equal(model=model, kind=kind), *self._window(since, until), *self._after(cursor)]
         return _page(self._list("tells", f"id, {schema.TELL_COLUMNS}", "", where, limit + 1), schema.tell_from, limit)
+
+    def told(self, since: float | None, until: float | None, *, limit: int) -> tuple[TellRow, ...]:
+        """The newest sentences, oldest first, and between them each start of the server."""
+        where, values = _where([*self._window(since, until), ("id = run", None)])
+        starts = self._all(f"SELECT at, version FROM boots {where} ORDER BY at DESC LIMIT ?", *values, limit)
+        rows = [TellRow(at, "", STARTED, "info", f"greenroom {version} started") for at, version in starts]
+        rows += reversed(self.tells(since, until, limit=limit).rows)
+        return tuple(sorted(rows, key=attrgetter("at"))[-limit:])  # which leaves those of one moment in their order
+
+    def stories(self, models: Iterable[str], until: float, *, limit: int) -> dict[str, tuple[TellRow, ...]]:
+        """Model -> its newest sentences, oldest first; those of whom nothing was told are left out."""
+        found: dict[str, tuple[TellRow, ...]] = {}
+        with self._db() as db:
+            for model in models:
+                if rows := db.execute(STORY, (model, until, limit)).fetchall():
+                    found[model] = tuple(map(schema.tell_from, reversed(rows)))
+        return found
 
     def samples(self, since: float, until: float, *, device: str, limit: int = 1000) -> tuple[SampleRow, ...]:
         """Oldest first, for a chart.  Of more than `limit`, the one with the most use of each of so many spans of time.

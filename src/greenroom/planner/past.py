@@ -12,7 +12,7 @@ from typing import TypeVar
 from greenroom.core.facts import Setup
 from greenroom.ledger import codec
 from greenroom.ledger.reads import Page, Reads, Unreadable
-from greenroom.ledger.rows import BootRow, EventRow, RequestRow, SampleRow, TransitionRow
+from greenroom.ledger.rows import BootRow, EventRow, RequestRow, SampleRow, TellRow, TransitionRow
 from greenroom.ledger.schema import FILE
 
 from .faults import CannotReplay
@@ -85,6 +85,10 @@ class Past:
             return codec.setup_from(boots[-1].setup), boots[-1].at
         except ValueError as fault:
             raise CannotReplay(str(fault)) from fault
+
+    def told(self, since: float, limit: int) -> tuple[TellRow, ...]:
+        """The newest sentences since then, oldest first, with the starts of the server."""
+        return self._told(lambda: self._find.told(since, None, limit=limit))
 
     def stretch(self, seconds: float, now: float) -> Stretch:
         """The last `seconds` before `now`; where nothing happened in them, the last before the last thing that did."""

@@ -9,7 +9,7 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from greenroom.core.facts import Admit, Cut, Done, Model, Operation, OperatorAsk
 from greenroom.core.views import View
 from greenroom.host.logs import LogRing
 from greenroom.ledger.metrics import Metrics, Page
+from greenroom.ledger.rows import STARTED, TellRow
 from greenroom.ledger.store import Ledger
 from greenroom.shell.crew import HostCrew
 from greenroom.shell.heart import Shell
@@ -103,11 +104,23 @@ class EventFeed:
         self._readers: set[Subscriber] = set()
         self._stories: dict[str, deque[dict[str, Any]]] = {}
         self._last = last
+        self.began_at = time.time()
+
+    def recall(self, told: Sequence[TellRow], stories: Mapping[str, Sequence[TellRow]]) -> None:
+        """What was told before this start, of all and of each model, and that this is one.
+
+        It has no numbers: whoever resumes is not told it again.
+        """
+        self._last += 1
+        started = {"id": self._last, **plain_event(self.began_at, "", STARTED, "info", f"greenroom {__version__} started")}
+        self._recent = deque([*map(plain_tell, told), started, *self._recent], maxlen=EVENTS_KEPT)
+        for model, rows in stories.items():
+            self._stories[model] = deque([*map(plain_tell, rows), started, *self._stories.get(model, ())], maxlen=STORY_KEPT)
 
     def tell(self, tell: Tell) -> None:
         self._last += 1
         at = time.time() - max(0.0, self._clock() - tell.at)
-        item = {"id": self._last, "at": at, "kind": tell.kind, "model": tell.model, "level": tell.level, "text": tell.text}
+        item = {"id": self._last, **plain_event(at, tell.model, tell.kind, tell.level, tell.text)}
         self._recent.append(item)
         story = self._stories.get(tell.model)
         if story is None:
@@ -131,6 +144,14 @@ class EventFeed:
                 yield await reader.next()
         finally:
             self._readers.discard(reader)
+
+
+def plain_event(at: float, model: str, kind: str, level: str, text: str) -> dict[str, Any]:
+    return {"at": at, "kind": kind, "model": model, "level": level, "text": text}
+
+
+def plain_tell(row: TellRow) -> dict[str, Any]:
+    return plain_event(row.at, row.model, row.kind, row.level, row.text)
 
 
 class Desk(Lookout):
@@ -161,6 +182,17 @@ class Desk(Lookout):
         self._known_of: Plan | None = None
         self._known: dict[str, tuple[ModelConfig, Model]] = {}  # of that plan
         self.look_out(ledger_path)
+
+    async def recall(self) -> None:
+        """What the ledger knows of the time before this start."""
+        ledger, until, models = self._ledger, self._feed.began_at, [model.id for model in self.plan.config.models]
+        past: tuple[Sequence[TellRow], Mapping[str, Sequence[TellRow]]] = (), {}
+        if ledger is not None:
+            find = ledger.find
+            past = await self._read(
+                lambda: (find.told(None, until, limit=EVENTS_KEPT), find.stories(models, until, limit=STORY_KEPT)), past
+            )
+        self._feed.recall(*past)
 
     def uptime_s(self) -> float:
         return self._shell.clock() - self._began_at
@@ -213,7 +245,8 @@ class Desk(Lookout):
         return self.plan.catalog.names.get(name)
 
     def near(self, name: str) -> Sequence[str]:
-        return difflib.get_close_matches(name, list(self.plan.catalog.names), n=3, cutoff=0.5)
+        far = (model for peer in self.peers_status() for model in peer["models"])
+        return difflib.get_close_matches(name, list(dict.fromkeys((*self.plan.catalog.names, *far))), n=3, cutoff=0.5)
 
     async def operate(self, model: str, operation: Operation, *, force: bool, level: int | None, wait_s: float) -> Result:
         words = ""
@@ -302,8 +335,7 @@ class Desk(Lookout):
         return list(dict.fromkeys(word for word in words if word != model and word in ids))
 
     def log_tail(self, model: str, lines: int) -> Sequence[str]:
-        ring = self._own_log if not model else self._crew.logs.get(model)
-        return ring.tail(lines) if ring is not None else []
+        return (self._own_log if not model else self._crew.ring_of(model)).history(lines)
 
     async def log_follow(self, model: str) -> AsyncIterator[str]:
         ring = self._own_log if not model else self._crew.ring_of(model)

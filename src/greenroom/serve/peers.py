@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from greenroom.config.errors import ConfigError, Problem
 from greenroom.config.model import Config, PeerConfig
-from greenroom.ledger.metrics import Metric, escaped
+from greenroom.ledger.metrics import Metric, classes, escaped
 from greenroom.proxy.admission import ModelRoute
 from greenroom.proxy.peer_door import ENDED, Peer, PeerDoor, Peers
 from greenroom.proxy.upstream import Line
@@ -29,6 +29,9 @@ METRICS: Final[Mapping[str, Metric]] = {
     ),
     "greenroom_peer_failures_total": Metric(
         "counter", ("peer",), "Times a peer gave no answer, broke one off, or answered 502, 503 or 504."
+    ),
+    "greenroom_peer_answers_total": Metric(
+        "counter", ("peer", "status"), "Requests to a peer that ended ok, by class of the status that they were answered with: 1xx to 5xx."
     ),
     "greenroom_peer_tokens_total": Metric("counter", ("peer", "direction"), "Tokens as peers counted them; in: prompt, out: answer."),
 }
@@ -139,6 +142,8 @@ class PeersShown:
             lines["greenroom_peer_failures_total"].append(f"{{{label}}} {standing.failures}")
             for direction, count in zip(("in", "out"), accounts.tokens_of_peer(peer.id), strict=True):
                 lines["greenroom_peer_tokens_total"].append(f'{{{label},direction="{direction}"}} {count}')
+            for status, count in classes(accounts.answers_of_peer(peer.id)):
+                lines["greenroom_peer_answers_total"].append(f'{{{label},status="{status}"}} {count}')
             for outcome in ENDED:
                 lines["greenroom_peer_requests_total"].append(f'{{{label},outcome="{outcome}"}} {standing.outcomes[outcome]}')
         return "".join(text_of(name, samples) for name, samples in lines.items())

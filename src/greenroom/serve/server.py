@@ -233,6 +233,7 @@ class GreenroomServer:
         self.desk.fetching = self.fetching
         self.shell.tellers += [self.desk.told, self._fetch_pinned]
         self.plan = plan
+        await self.desk.recall()
         async with self._control() as socket_path:
             plane = self._plane(plan, socket_path)
             listener = await data_plane.serve(plane, sock)

@@ -236,6 +236,7 @@ def lower_model(
         lone_start=engine.lone_start(),
         misconfigured=model.misconfigured,
         digest=digest_of(model),
+        aliases=(*model.aliases, *model.filters.set_params_by_id),
     )
 
 

@@ -331,8 +331,7 @@ class HostCrew:
 
     def ring_of(self, model: str) -> LogRing:
         """The log of a model, also before its first start."""
-        engine = self.stage.engines[model]
-        return self.logs.get(model) or self._ring(model, engine, ())
+        return self.logs.get(model) or self._ring(model, self.stage.engines[model], ())
 
     def _ring(self, model: str, engine: Engine, secrets: Sequence[str]) -> LogRing:
         ring = self.logs.get(model)

@@ -20,6 +20,7 @@ SAFETENSORS_HEADER_BYTES_MAX = 100 << 20
 CONFIG_BYTES_MAX = 64 << 20  # indexes of the largest models have a few MiB
 LICENSE_CHARS_MAX = 100
 ENTRIES_MAX = 20_000  # below the folder of a model
+MODELS_TOLD = 5  # of those in a folder that should hold one
 
 # llama.cpp's numbers for how most tensors of a file are stored
 FILE_TYPES: Mapping[int, str] = {
@@ -58,6 +59,7 @@ FILE_TYPES: Mapping[int, str] = {
     38: "MXFP4",
 }
 TENSOR_TYPES: Mapping[int, str] = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 30: "BF16", 39: "MXFP4"}
+CONFIGURATIONS = ("config.json", "model_index.json")  # of a model, in its folder
 TYPE_ROLES: Mapping[str, str] = {"mmproj": "projector", "adapter": "adapter"}
 
 
@@ -265,7 +267,36 @@ def local_files(path: Path) -> tuple[tuple[str, Path], ...]:
     missing = missing_parts([name for name, _ in files])
     if missing:
         raise StoreError(f"{path} is a split model without {some_of(missing)}: fetch the whole of it into the same folder")
+    if path.is_dir() and len(models := _models(files)) > 1:
+        more = f" and {len(models) - MODELS_TOLD} more" if len(models) > MODELS_TOLD else ""
+        told = f"{', '.join(models[:MODELS_TOLD])}{more}"
+        raise StoreError(f"{path} holds {len(models)} models ({told}): name one, e.g. {path / models[0]}")
     return tuple(files)
+
+
+def _models(files: Sequence[tuple[str, Path]]) -> list[str]:
+    """What in a folder can each be served alone: GGUF files, of a split one the first part; else folders with a configuration each."""
+    from .roles import role_of
+
+    weights = [(name, file) for name, file in files if role_of(name) == "weights"]
+    first: dict[str, tuple[str, Path]] = {}
+    for name, file in weights:
+        if name.lower().endswith(".gguf"):
+            first.setdefault(stem_of(name), (name, file))
+    if first:
+        return [name for name, file in first.values() if len(first) == 1 or _is_model(file)]
+    configured = {name.rpartition("/")[0] for name, _ in files if name.rsplit("/", 1)[-1] in CONFIGURATIONS}
+    folders = sorted({name.rpartition("/")[0] for name, _ in weights})
+    return [] if "" in configured else [folder for folder in folders if folder in configured]
+
+
+def _is_model(path: Path) -> bool:
+    """Whether it is no projector and no adapter, whatever it is called; one that cannot be read is for its own check to tell."""
+    try:
+        header = head_of(path)
+    except Damaged:
+        return True
+    return header is None or _role(ModelFile(path.name, 0, "", "weights"), header) == "weights"
 
 
 def _below(folder: Path) -> list[Path]:

@@ -87,6 +87,9 @@ def parse_here(text: str, folder: Path | None = None) -> Reference:
         looks = text.startswith(("./", "../", "~", "/")) or text in (".", "..")
         if looks or os.path.exists(path):  # also false for what no file system can name
             return parse(os.path.abspath(path))
+        first, slash, _ = text.partition("/")
+        if slash and not _is_host(first) and (FILE_ENDING.search(text) or os.path.isdir(Path(folder or Path.cwd()) / first)):
+            raise StoreError(f"there is no file {masked(text)} here: write the path of one, or where it comes from ({FORMS})")
     return parse(text)
 
 
@@ -179,6 +182,8 @@ def _bare(text: str) -> Reference:
         return _ollama(rest, text)
     if slash and _is_host(first):
         return _oci(text, text)
+    if slash and FILE_ENDING.search(text):
+        raise StoreError(f"{masked(text)} is no whole path and no reference: write the path from / on, or hf://{_cut(text)}")
     if slash:
         raise StoreError(
             f"{masked(text)} does not say where it is kept: write hf://{_cut(text)}, docker://{_cut(text)} or oci://HOST/{_cut(text)}"

@@ -117,7 +117,8 @@ function watchSilence() {
 async function readPast(signal) {
   const {events: past} = await json('api/events?follow=0&limit=100', {signal});
   store.events = past.slice().reverse();
-  lastId = past.length ? String(past[past.length - 1].id) : null;
+  const newest = past.length ? past[past.length - 1].id : null;
+  lastId = newest != null ? String(newest) : null;
 }
 
 function take(event) {
