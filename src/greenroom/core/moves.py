@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from .costs import blend
 from .entry import Entry
 from .facts import Admit, Done, InstanceReported, Sleep, SleepTier, Start, State, Stop, Wake
-from .placement import ABSENT, Choice, fall_level, host_takes, leave_s, loss_s
+from .placement import ABSENT, Choice, fall_level, host_takes, leave_s, loss_s, rule_against
 from .queue import Waiting
 from .residency import FALLING, HOME, RISING, SERVING
 from .stage import EPSILON_S, NEVER, Admission, Move, Phase, Stage
@@ -70,7 +70,9 @@ def _gate(stage: Stage, target: Entry, victims: list[Entry]) -> None:
             if victim.instance.busy:
                 count = len(victim.instance.in_flight)
                 stage.tell(victim, "gated", f"{target.id} is owed its room: new requests wait, {count} in flight finish first")
-            stage.cut_quiet(victim, f"{target.id} needs the memory of {victim.id}, and this connection was silent")
+            rule = rule_against(stage, target, victim)
+            why = f"{target.id} was asked for, and {rule};" if rule else f"{target.id} needs the memory of {victim.id}, and"
+            stage.cut_quiet(victim, f"{why} this connection was silent")
 
 
 def depart(stage: Stage, lanes: tuple[str, ...], entry: Entry, level: int) -> Move:
@@ -107,10 +109,9 @@ def _advance_gate(stage: Stage, move: Move) -> bool:
         return _cut_overdue(stage, move, alive)
     if any(victim.instance.suspect for victim in alive):
         return False  # whether it lives is being looked at: word of that comes in a moment
-    why = f"{target.id} needed {gib(_wanted_mib(stage, target, move))}"
     sleepers = [stage.entries[name] for name in move.victims if stage.entries[name].state is State.ASLEEP]
     for victim in alive + sleepers:
-        send_off(stage, victim, 0 if victim.retire else move.victims[victim.id], why, evicted=True)
+        send_off(stage, victim, 0 if victim.retire else move.victims[victim.id], _why_it_goes(stage, target, victim, move), evicted=True)
     move.phase, move.phase_at = Phase.LEAVING, stage.now
     move.leaves_at = stage.now
     if not any(stage.entries[name].state in FALLING for name in move.victims):
@@ -134,6 +135,12 @@ def _cut_overdue(stage: Stage, move: Move, alive: list[Entry]) -> bool:
 
 def _wanted_mib(stage: Stage, target: Entry, move: Move) -> int:
     return sum(mib for device, mib in stage.required(target, move.devices).items() if device in move.devices)
+
+def _why_it_goes(stage: Stage, target: Entry, victim: Entry, move: Move) -> str:
+    """Begins with the target's id: so the ledger finds for whom it went."""
+    rule = rule_against(stage, target, victim)
+    return f"{target.id} was asked for, and {rule}" if rule else f"{target.id} needed {gib(_wanted_mib(stage, target, move))}"
+
 
 
 def reopen(stage: Stage, move: Move, why: str) -> None:
