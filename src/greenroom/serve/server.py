@@ -263,7 +263,7 @@ class GreenroomServer:
 
     def _plan(self, config: Config) -> Plan:
         """What a configuration comes to on this machine, with what its store holds."""
-        return make_plan(self.storeroom.resolve(config), self.found, self._learned)
+        return make_plan(self.storeroom.resolve(config), self.found, self._learned, strict=self.strict)
 
     def _fetch(self) -> None:
         """Take note of what is absent; what is to be loaded at start is fetched now."""
