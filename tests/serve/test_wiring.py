@@ -220,6 +220,7 @@ def test_what_a_model_lacks_is_told() -> None:
 
     assert plan.missing["a"] == "its entry is broken"
     assert "/no/such/engine" in plan.missing["b"]
+    assert {model.id: model.misconfigured for model in plan.setup.models} == plan.missing
 
 
 # ------------------------------------------------------------------------------------------------------ digests and keys

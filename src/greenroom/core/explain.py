@@ -17,7 +17,7 @@ from .residency import FALLING, RISING, SERVING
 from .rules import Option, expected_wait_s, explain_wait, hopeless, way_in
 from .stage import NEVER, Move, Phase, Stage
 from .views import QueueView, StageView, WaiterView
-from .words import gib, span
+from .words import gib, span, times
 
 EXPLAINED_MAX = 24  # waiting models whose way in is looked for; the others only say how long
 WAITERS_MAX = 50  # told of each model
@@ -160,8 +160,8 @@ def _for_whom(stage: Stage, entry: Entry, move: Move | None) -> str:
 
 
 def _at_home(stage: Stage, entry: Entry) -> str:
-    if entry.model.misconfigured:
-        return f"Stopped: {entry.model.misconfigured}."
+    if entry.barred:
+        return f"Stopped, and cannot be started: {entry.model.misconfigured.rstrip('.')}."
     if entry.quarantined:
         return "Stopped: out of memory too often; `greenroom load` tries again."
     if entry.state is State.FAILED:
@@ -169,6 +169,8 @@ def _at_home(stage: Stage, entry: Entry) -> str:
         return f"Failed ({entry.last_error}); it may be started again in {left}, `greenroom load` tries at once."
     if (verdict := hopeless(stage, entry)) is not None:
         return f"Stopped, and cannot be started as things are: {verdict[1]}."
+    if entry.failing:
+        return f"Stopped; it failed {times(entry.failures)}, last: {entry.last_error.rstrip('.')}; the next request tries again."
     return f"Stopped; the next request starts it, which takes about {span(entry.costs.up(entry.model))}."
 
 
@@ -413,8 +415,6 @@ def _why_not_yet(stage: Stage, entry: Entry, option: Option, wait_s: float) -> s
 # ------------------------------------------------------------------ words
 
 
-def _shortage(stage: Stage, entry: Entry, devices: Iterable[str], *, capital: bool = False) -> str:
-    way = _Way(tuple(devices), {}, [], "")
 def _cause(stage: Stage, entry: Entry, devices: tuple[str, ...], victims: Iterable[str], *, capital: bool = False) -> str:
     """Why others must go for it: rules of groups, and what room is short."""
     others = [stage.entries[name] for name in victims if name in stage.entries]
@@ -426,6 +426,8 @@ def _cause(stage: Stage, entry: Entry, devices: tuple[str, ...], victims: Iterab
     return f"{text[:1].upper()}{text[1:]}" if capital else text
 
 
+def _shortage(stage: Stage, entry: Entry, devices: Iterable[str], *, capital: bool = False) -> str:
+    way = _Way(tuple(devices), {}, [], "")
     device, need, held, free = _bracket(stage, entry, way)
     if not device:
         return f"{'It' if capital else 'it'} has no device"

@@ -99,6 +99,9 @@ def _advance_gate(stage: Stage, move: Move) -> bool:
     if not wanted(target) or target.order or target.retire or target.state not in (State.STOPPED, State.ASLEEP):
         reopen(stage, move, "nobody waits for it any more")
         return True
+    if target.barred:
+        reopen(stage, move, f"{target.id} cannot start any more")
+        return True
     if any(stage.entries[name].pinned for name in move.victims):
         reopen(stage, move, "a victim was pinned meanwhile")
         return True
@@ -133,14 +136,14 @@ def _cut_overdue(stage: Stage, move: Move, alive: list[Entry]) -> bool:
     return False
 
 
-def _wanted_mib(stage: Stage, target: Entry, move: Move) -> int:
-    return sum(mib for device, mib in stage.required(target, move.devices).items() if device in move.devices)
-
 def _why_it_goes(stage: Stage, target: Entry, victim: Entry, move: Move) -> str:
     """Begins with the target's id: so the ledger finds for whom it went."""
     rule = rule_against(stage, target, victim)
     return f"{target.id} was asked for, and {rule}" if rule else f"{target.id} needed {gib(_wanted_mib(stage, target, move))}"
 
+
+def _wanted_mib(stage: Stage, target: Entry, move: Move) -> int:
+    return sum(mib for device, mib in stage.required(target, move.devices).items() if device in move.devices)
 
 
 def reopen(stage: Stage, move: Move, why: str) -> None:
@@ -165,6 +168,7 @@ def _arrive(stage: Stage, move: Move) -> bool:
         and wanted(target)
         and not target.order
         and not target.retire
+        and not target.barred
         and not stage.shutting_down
         and not any(stage.entries[name].state not in ABSENT for name in stage.conflicts.get(target.id, ()) if name in stage.entries)
         and stage.now >= target.backoff_until
@@ -309,6 +313,7 @@ def became_ready(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         instance.rehearsing = False
         instance.level = 0
         entry.oom_tries = entry.wake_ooms = 0
+        entry.failing = False
         if woke:
             _book_awake(stage, entry, seen_of_host(stage, report))
         else:

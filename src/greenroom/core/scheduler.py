@@ -196,8 +196,8 @@ class Scheduler:
         stage, now, request = self._stage, self._stage.now, event.request
         if stage.shutting_down:
             return Refuse(request, 503, "shutting_down", "greenroom is shutting down; ask again in a moment", 5.0)
-        if entry.model.misconfigured:
-            return Refuse(request, 503, "misconfigured", f"{entry.id} is misconfigured: {entry.model.misconfigured}")
+        if entry.barred:
+            return Refuse(request, 503, "misconfigured", entry.barred)
         if entry.quarantined:
             return Refuse(
                 request,
@@ -745,6 +745,7 @@ class Scheduler:
             more.owed_s,
             more.gated_for,
             more.note,
+            entry.failing,
         )
 
 

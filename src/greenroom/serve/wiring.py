@@ -93,7 +93,7 @@ def make_plan(config: Config, gpus: Sequence[GpuInfo], learned: Footprints, *, s
         if lacking:
             missing[model.id] = lacking
         estimates[model.id], keys[model.id] = estimate, key
-        models.append(lower_model(config, model, engine, estimate, candidates, learned.get(key)))
+        models.append(lower_model(config, model, engine, estimate, candidates, learned.get(key), lacking))
     groups = tuple(Group(group.id, frozenset(group.members), group.swap, group.exclusive, group.persistent) for group in config.groups)
     setup = Setup(devices, tuple(models), groups, policy_of(config))
     levels = {model.id: tuple(tier.level for tier in model.sleep) for model in models if model.sleep}
@@ -240,8 +240,15 @@ def candidates_of(
 
 
 def lower_model(
-    config: Config, model: ModelConfig, engine: Engine, estimate: Estimate, candidates: tuple[str, ...], learned: Learned | None
+    config: Config,
+    model: ModelConfig,
+    engine: Engine,
+    estimate: Estimate,
+    candidates: tuple[str, ...],
+    learned: Learned | None,
+    lacking: str = "",
 ) -> Model:
+    """`lacking`: what keeps it from being started."""
     costs = engine.costs(estimate)
     need, source = need_of(model, estimate, learned)
     # Untouched pages of host RAM, and a share an engine was told to take, are not free because they were not seen in use.
@@ -272,7 +279,7 @@ def lower_model(
         up_s=learned.up_s if learned is not None and learned.up_s is not None else costs.up_s,
         down_s=learned.down_s if learned is not None and learned.down_s is not None else costs.down_s,
         lone_start=engine.lone_start(),
-        misconfigured=model.misconfigured,
+        misconfigured=lacking,
         digest=digest_of(model),
     )
 
