@@ -17,6 +17,7 @@ from greenroom.config.load import load_config, load_config_text
 from greenroom.config.model import Config, DeviceConfig, ModelConfig, SizeSpec
 from greenroom.core.facts import SleepTier
 from greenroom.engines.base import Costs, Estimate
+from greenroom.host.gpus import GpuInfo
 from tests.cli.conftest import run
 
 ROOMS = {"gpu0": 78 * 1024, "gpu1": 20 * 1024, "ram": 48 * 1024}
@@ -324,6 +325,49 @@ def test_a_misconfigured_model_is_told_once(tmp_path: Path) -> None:
     result = run("check", path, "--lenient")
     assert (result.exit_code, result.output.count("5mins")) == (1, 1)
     assert result.stdout.splitlines()[-1].startswith(f"{path}:9: models.bad.ttl: ")
+
+
+CARDS = """models:
+  chat: {cmd: "llama-server --model /models/chat.gguf --port ${PORT}"}
+  gpu: {cmd: "llama-server --model /models/chat.gguf --port ${PORT}", device: gpu0}
+"""
+
+
+@pytest.fixture
+def found_gpus(monkeypatch: pytest.MonkeyPatch) -> list[GpuInfo]:
+    """The cards of this machine, as many as the test says."""
+    found: list[GpuInfo] = []
+    monkeypatch.setattr("greenroom.host.gpus.Gpus.discover", lambda self: tuple(found))
+    return found
+
+
+@pytest.mark.usefixtures("fake_engines")
+@pytest.mark.parametrize("devices", ["", "devices: {ram: {memory: 5GiB}}\n"])
+def test_a_device_that_is_not_here_is_a_mistake_as_it_is_for_serve(devices: str, tmp_path: Path, found_gpus: list[GpuInfo]) -> None:
+    """Exit 2 with the line of the model, also as JSON; where the card is, nothing is wrong."""
+    path = written(tmp_path, devices + CARDS)
+    result, as_json = run("check", path), run("check", path, "--json")
+    line = devices.count("\n") + 3
+    why = "there is no device 'gpu0' here; known: ram."
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"{path}:{line}: models.gpu.device: {why}\n")
+    (problem,) = json.loads(as_json.stdout)["problems"]
+    assert (as_json.exit_code, problem["line"], problem["where"], problem["message"]) == (2, line, "models.gpu.device", why)
+
+    found_gpus.append(GpuInfo(0, "GPU-a", "L4", 24_000))
+    if not devices:  # what is declared beside ram is all that is used; that is nothing here
+        assert run("check", path).exit_code == 0
+
+
+@pytest.mark.usefixtures("fake_engines", "found_gpus")
+def test_with_lenient_a_device_that_is_not_here_marks_its_model(tmp_path: Path) -> None:
+    """Exit 1, and the others are checked."""
+    path = written(tmp_path, "devices: {gpu0: {headroom: 1GiB}, ram: {memory: 5GiB}}\n" + CARDS.replace("--port", "--port", 1))
+    result, as_json = run("check", path, "--lenient"), run("check", path, "--lenient", "--json")
+    assert (result.exit_code, as_json.exit_code) == (1, 1)
+    assert f"{path}: 2 models, 2 of them cannot start" in result.stdout
+    assert "devices.gpu0: is not on this machine" in result.stdout.splitlines()[0]
+    assert result.stdout.splitlines()[-1] == f"{path}:4: models.gpu.device: there is no device 'gpu0' here; known: ram."
+    assert [one["where"] for one in json.loads(as_json.stdout)["problems"]] == ["models.chat", "models.gpu"]
 
 
 @pytest.mark.usefixtures("fake_serve")

@@ -52,6 +52,8 @@ def test_ps_shows_every_state_and_what_comes_next(served: Served) -> None:
         a_model("gone", blocked="gone: no file /m/g.gguf"),
         a_model("waits", queued=3, eta_s=40.0),
         a_model("broken", State.FAILED, backoff_s=8.0, last_error="exit 1\x1b[31m"),
+        a_model("frail", failing=True, failures=3, last_error="no"),
+        a_model("fell", failing=True, failures=1, last_error="exit 139"),
     ]
     facade.models = {one.id: one for one in models}
     facade.statics |= {name: {"ttl_s": 600.0, "sleep_after_s": 120.0} for name in ("idler", "awake")}
@@ -78,6 +80,8 @@ def test_ps_shows_every_state_and_what_comes_next(served: Served) -> None:
         "gone    stopped             -              -         -         -          -       0      -  cannot start: no file /m/g.gguf",
         "waits   stopped             -              -         -         -          -       3      -  waits for room, about 40 s",
         r"broken  failed              -              -         -         -          -       0      -  tries again in 8 s: exit 1\x1b[31m",
+        "frail   stopped             -              -         -         -          -       0      -  failed 3 times, last: no; on request",
+        "fell    stopped             -              -         -         -          -       0      -  failed once: exit 139; on request",
         "",
         r"! burnt stops instead of sleeping: 2 wakes went wrong\x1b[5m",
         "",

@@ -242,6 +242,114 @@ def test_a_misconfigured_engine_is_looked_at_again_after_a_second() -> None:
     assert [(each.code, each.retry_after_s) for each in only(orders, Refuse)] == [("start_failed", 1.0)]
 
 
+def failing(rig: Rig) -> tuple[bool, int, str]:
+    (view,) = rig.scheduler.view(rig.now).models
+    return view.failing, view.failures, view.last_error
+
+
+def test_a_model_that_never_comes_up_is_told_as_failing_when_its_back_off_is_over() -> None:
+    """Until it is ready again: then what went wrong before is over."""
+    rig = Rig(model("a"))
+    for _ in range(3):
+        rig.asks("a")
+        rig.fails("a", why="exit code 1: no such flag.")
+        rig.waits(60)
+    assert rig.state("a") is State.STOPPED
+    assert failing(rig) == (True, 3, "exit code 1: no such flag.")
+    said = "Stopped; it failed 3 times in a row, last: exit code 1: no such flag; the next request tries again."
+    assert rig.scheduler.present("a", rig.now) == (said, ())
+
+    rig.warms("a")
+    assert not failing(rig)[0]
+    rig.wishes("a", Operation.UNLOAD)
+    rig.is_stopped("a")
+
+    assert rig.scheduler.present("a", rig.now)[0] == "Stopped; the next request starts it, which takes about 2.0 s."
+
+
+def test_a_crash_is_told_until_it_is_ready_again() -> None:
+    """Although the next request starts it at once."""
+    rig = Rig(model("a"))
+    rig.warms("a")
+    rig.fails("a", why="exit code 139")
+
+    assert failing(rig) == (True, 1, "exit code 139")
+    assert rig.scheduler.present("a", rig.now)[0] == "Stopped; it failed once, last: exit code 139; the next request tries again."
+
+
+# ---------------------------------------------------------------------------------------------- what lacks something
+
+LACKS = "the program '/opt/x' is not an executable file"
+
+
+def test_a_model_that_lacks_something_is_told_as_blocked_and_refused() -> None:
+    """Its name once; to operators as well."""
+    rig = Rig(model("a", misconfigured=LACKS))
+    (refused,) = rig.asks("a")
+    (denied,) = rig.wishes("a", Operation.LOAD)
+
+    assert isinstance(refused, Refuse)
+    assert isinstance(denied, Refuse)
+    assert (refused.status, refused.code, refused.message) == (503, "misconfigured", f"a is misconfigured: {LACKS}")
+    assert (denied.status, denied.code, denied.message) == (503, "misconfigured", f"a is misconfigured: {LACKS}")
+    assert rig.scheduler.view(rig.now).models[0].blocked == LACKS
+    assert rig.scheduler.present("a", rig.now)[0] == f"Stopped, and cannot be started: {LACKS}."
+
+
+def test_what_a_model_lacks_to_start_says_nothing_of_its_engine() -> None:
+    """Its program was removed while it serves: it goes on, and when it has stopped it is refused."""
+    rig = Rig(model("a", parallel=1))
+    first = rig.holds("a")
+    rig.reloads(model("a", parallel=1, misconfigured=LACKS))
+    assert rig.asks("a") == []
+    second = rig.last
+    assert rig.scheduler.view(rig.now).models[0].blocked == ""
+    assert [each.request for each in only(rig.ends(first), Admit)] == [second]
+    rig.ends(second)
+    rig.wishes("a", Operation.UNLOAD)
+    assert rig.asks("a") == []
+
+    assert refusals(rig.is_stopped("a")) == [(503, "misconfigured")]
+    assert rig.scheduler.view(rig.now).models[0].blocked == LACKS
+
+
+def test_a_move_for_a_model_that_lacks_something_meanwhile_is_given_up() -> None:
+    """Its victim keeps its room, and who waited is refused."""
+    rig = Rig(model("a", 6000), model("b", 6000))
+    rig.holds("a")
+    rig.asks("b")
+    rig.waits(30)
+    assert rig.state("a") is State.DRAINING
+
+    orders = rig.reloads(model("a", 6000), model("b", 6000, misconfigured=LACKS))
+
+    assert refusals(orders) == [(503, "misconfigured")]
+    assert rig.state("a") is State.READY
+
+
+@pytest.mark.parametrize(("more", "starts"), [({}, []), ({"pinned": True}, ["a"]), ({"preload": True}, ["a"])])
+def test_what_was_lacking_and_is_there_brings_in_who_is_wanted_anyway(more: dict[str, bool], starts: list[str]) -> None:
+    """Tries without it count no more; nobody starts it while it lacks something."""
+    rig = Rig(model("a", misconfigured=LACKS, **more))
+    assert rig.begins() == rig.waits(600) == []
+
+    assert names(rig.reloads(model("a", **more))) == starts
+    assert rig.scheduler.view(rig.now).models[0].blocked == ""
+
+
+def test_a_failed_start_that_found_something_lacking_is_forgotten_once_it_is_there() -> None:
+    """Found by the start itself: the setup follows, and then the world."""
+    rig = Rig(model("a"))
+    rig.asks("a")
+    rig.reloads(model("a", misconfigured=LACKS))
+    rig.fails("a", Cause.MISCONFIGURED, why=LACKS)
+    rig.waits(600)
+    assert failing(rig)[:2] == (True, 1)
+    rig.reloads(model("a"))
+
+    assert failing(rig)[:2] == (False, 0)
+
+
 def test_a_start_that_took_too_long_is_a_504() -> None:
     """With the words of the engine."""
     rig = Rig(model("a"))

@@ -193,6 +193,62 @@ def test_a_group_rival_leaves_although_there_is_room() -> None:
     assert victims(rig, "new") == {"rival": 0}
 
 
+def told_of(rig: Rig, name: str, kind: str = "evicted") -> str:
+    """The reason in what was told last of a model's going."""
+    text = [tell.text for tell in rig.told if (tell.model, tell.kind) == (name, kind)][-1]
+    return text.partition(": ")[2].partition(";")[0]
+
+
+@pytest.mark.parametrize(
+    ("groups", "why"),
+    [
+        ((Group("g", frozenset("ab"), exclusive=False),), "b was asked for, and group g holds one model at a time"),
+        ((Group("g", frozenset("b")),), "b was asked for, and group g, which it is in, is exclusive"),
+        ((Group("g", frozenset("a")),), "b was asked for, and group g, which a is in, is exclusive"),
+        ((Group("g", frozenset("a")), Group("h", frozenset("b"))), "b was asked for, and group h, which it is in, is exclusive"),
+    ],
+)
+def test_who_leaves_by_the_rule_of_a_group_is_told_that_rule(groups: tuple[Group, ...], why: str) -> None:
+    """Not want of room, of which there is plenty."""
+    rig = Rig(model("a", 100), model("b", 100), groups=groups)
+    rig.warms("a")
+    rig.waits(60)
+    orders = rig.asks("b")
+
+    assert [order.reason for order in only(orders, Stop)] == [why]
+    assert told_of(rig, "a") == why
+
+
+def test_each_victim_is_told_its_own_cause() -> None:
+    """One goes by a rule, the other for its room; a sleeper breaks no rule, and goes for its room alone."""
+    group = Group("g", frozenset({"rival", "new", "nap"}), exclusive=False)
+    rig = Rig(sleepy("nap", 4000), model("rival", 100), model("other", 8000), model("new", 9900), groups=(group,))
+    rig.warms("nap")
+    rig.wishes("nap", Operation.SLEEP)
+    rig.is_asleep("nap")
+    for name in ("rival", "other"):
+        rig.warms(name)
+    rig.waits(60)
+    rig.asks("new")
+
+    assert told_of(rig, "rival") == "new was asked for, and group g holds one model at a time"
+    assert (told_of(rig, "other"), told_of(rig, "nap")) == ("new needed 9.7 GiB", "new needed 9.7 GiB")
+
+
+def test_a_wait_for_a_rival_is_explained_by_the_rule() -> None:
+    """While the rival serves, and while it leaves."""
+    rig = Rig(model("a", 100), model("b", 100), groups=(Group("g", frozenset("ab")),), quantum_factor=0.1, patience_s=0.1)
+    request = rig.holds("a")
+    rig.asks("b")
+    assert rig.scheduler.queue(rig.now)[0].reason.startswith("Group g holds one model at a time. ")
+    rig.waits(60)
+    assert "finishes 1 request first, then stops: group g holds one model at a time." in rig.scheduler.queue(rig.now)[0].reason
+    rig.ends(request)
+
+    assert rig.scheduler.queue(rig.now)[0].reason == "a stops: group g holds one model at a time."
+    assert rig.scheduler.present("a", rig.now) == ("Stopping: b was asked for, and group g holds one model at a time.", ("b",))
+
+
 def test_a_busy_rival_is_no_idle_victim() -> None:
     """It may be gated, never taken as idle."""
     rig = Rig(model("rival", 100), model("new", 100), groups=(Group("g", frozenset({"rival", "new"})),))

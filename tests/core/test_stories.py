@@ -161,6 +161,9 @@ def test_the_queue_bound_is_the_same_for_a_cold_and_a_warm_model(warm: bool) -> 
     refused = [action for action in answers if isinstance(action, Refuse)]
     assert [(each.status, each.code) for each in refused] == [(429, "queue_full")] * 5
     assert all(each.retry_after_s is not None and each.retry_after_s >= 1 for each in refused)
+    bound = "4 requests wait for a, and no more may: 4 behind those that it serves (queue_limit)"
+    bound = bound if warm else "5 requests wait for a, and no more may: 1 that it takes at once (parallel) and 4 more (queue_limit)"
+    assert {each.message.partition(";")[0] for each in refused} == {bound}
     assert 5 - warm == play.scheduler.view(play.now).queue_length
 
 
@@ -169,6 +172,16 @@ def test_a_cold_model_without_a_queue_can_still_be_started() -> None:
     play = Play(Model("a", (GPU,), 1000, parallel=2, queue_limit=0))
 
     assert [*statuses(play.asks("a")), *statuses(play.asks("a")), *statuses(play.asks("a"))] == ["Start", 429]
+
+
+def test_a_full_queue_says_when_to_ask_again_as_its_header_does() -> None:
+    """One sentence: the bound that is filled, and the time."""
+    play = Play(Model("a", (GPU,), 1000, parallel=2, queue_limit=4, up_s=19.0))
+    (refused,) = [action for _ in range(7) for action in play.asks("a") if isinstance(action, Refuse)]
+
+    assert refused.retry_after_s == 19.0
+    bound = "2 that it takes at once (parallel) and 4 more (queue_limit)"
+    assert refused.message == f"6 requests wait for a, and no more may: {bound}; ask again in 19 s"
 
 
 def test_a_waiting_client_that_leaves_frees_its_place_at_once() -> None:

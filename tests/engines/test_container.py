@@ -276,7 +276,7 @@ def test_what_is_greenrooms_own_is_refused_in_args() -> None:
     """A second name or a client that leaves would make it lose its container."""
     for word in ("--name=x", "-d", "--detach", "--restart", "--pull"):
         engine = describe(a_model("x", container=ContainerConfig("/bin/sh", "img", (word,))))
-        assert engine.missing() == f"m: `container.args` has {word.partition('=')[0]}, which is greenroom's own to set; take it out"
+        assert engine.missing() == f"`container.args` has {word.partition('=')[0]}, which is greenroom's own to set; take it out"
     kept = describe(a_model("x", container=ContainerConfig("/bin/sh", "img", ("--rm", "--memory", "8g"))))
     assert kept.missing() == ""
     assert "--rm" not in kept.launch(1, []).argv
@@ -291,8 +291,8 @@ def test_a_runtime_that_is_not_here_is_told_with_what_is(tmp_path: Path, monkeyp
     (tmp_path / "docker").chmod(0o755)
     beside = describe(config).missing()
 
-    assert alone == "m: podman was not found on PATH; install it, or run the engine without `container`"
-    assert beside == "m: podman was not found on PATH; install it, or write `runtime: docker`, which is here"
+    assert alone == "podman was not found on PATH; install it, or run the engine without `container`"
+    assert beside == "podman was not found on PATH; install it, or write `runtime: docker`, which is here"
 
 
 DOCKER_DOWN = (

@@ -36,14 +36,12 @@ def test_a_good_entry_has_nothing_missing(server: Path, model: Path) -> None:
 
 def test_a_model_file_that_is_not_there_is_named(server: Path) -> None:
     """With its full path."""
-    assert describe(a_model(f"{server} -m /does/not/exist.gguf")).missing() == "m: the model file /does/not/exist.gguf does not exist"
+    assert describe(a_model(f"{server} -m /does/not/exist.gguf")).missing() == "the model file /does/not/exist.gguf does not exist"
 
 
 def test_a_directory_is_not_a_model(server: Path, tmp_path: Path) -> None:
     """A common mistake after moving models into folders."""
-    assert (
-        describe(a_model(f"{server} -m {tmp_path}")).missing() == f"m: the model {tmp_path} is a directory; name the .gguf file inside it"
-    )
+    assert describe(a_model(f"{server} -m {tmp_path}")).missing() == f"the model {tmp_path} is a directory; name the .gguf file inside it"
 
 
 def test_a_model_that_is_not_whole_is_told_before_the_start(server: Path, model: Path) -> None:
@@ -52,7 +50,7 @@ def test_a_model_that_is_not_whole_is_told_before_the_start(server: Path, model:
 
     sentence = describe(a_model(f"{server} -m {model}")).missing()
 
-    assert sentence.startswith(f"m: the model cannot be loaded: {model} is cut short")
+    assert sentence.startswith(f"the model cannot be loaded: {model} is cut short")
     assert sentence.endswith("fetch it again")
 
 
@@ -88,7 +86,7 @@ def test_a_program_that_cannot_be_it_is_named(command: str, words: str) -> None:
 
 def test_an_entry_without_a_command_or_kept_as_broken_says_so() -> None:
     """Lenient loading keeps a bad entry with its sentence."""
-    assert describe(a_model([])).missing() == "m has no command; write `cmd: PROGRAM ARGUMENTS`"
+    assert describe(a_model([])).missing() == "it has no command; write `cmd: PROGRAM ARGUMENTS`"
     assert describe(a_model("sh -c true", misconfigured="m: unknown key modle")).missing() == "m: unknown key modle"
 
 
@@ -107,8 +105,8 @@ def test_a_model_folder_that_is_not_there_is_told(command: str) -> None:
     engine = describe(a_model(command))
     assert isinstance(engine, Generic)
 
-    assert engine.model_missing() == "m: the model /no/model does not exist"
-    assert describe(a_model("engine --model /no/model")).missing().startswith("m: the program")  # of others nothing is known
+    assert engine.model_missing() == "the model /no/model does not exist"
+    assert describe(a_model("engine --model /no/model")).missing().startswith("the program")  # of others nothing is known
 
 
 def test_inside_a_container_only_mounted_paths_are_looked_at(model: Path, tmp_path: Path, server: Path) -> None:

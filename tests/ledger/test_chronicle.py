@@ -190,14 +190,14 @@ def served(teller: Teller, at: float, request: int, name: str) -> None:
     teller.tell(RequestFinished(at, request))
 
 
-def test_a_swap_splits_the_wait() -> None:
-    """One second queued, two while the victim drains, half while it leaves, four to load."""
+@pytest.mark.parametrize("why", ["b needed 5.9 GiB", "b was asked for, and group g holds one model at a time"])
+def test_a_swap_splits_the_wait(why: str) -> None:
+    """One second queued, two while the victim drains, half while it leaves, four to load; for want of room or by a group's rule."""
     teller = Teller()
     teller.tell(RequestArrived(0.0, 1, "a"), Start("a", 1, ("gpu0",), {"gpu0": 6000}))
     teller.tell(InstanceReported(4.0, "a", 1, State.READY), Admit(1, "a", 1, "cold"))
     teller.tell(RequestArrived(10.0, 2, "b", client="key-1"))
     teller.tell(RequestArrived(11.0, 3, "a"), Tell(11.0, "a", "gated", "b is owed its room: new requests wait, 1 in flight finish first"))
-    why = "b needed 5.9 GiB"
     teller.tell(
         RequestFinished(13.0, 1),
         Tell(13.0, "a", "evicted", f"unloaded: {why}; idle 0 ms, frees 5.9 GiB, back in about 4 s"),

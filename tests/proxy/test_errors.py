@@ -151,7 +151,7 @@ def test_what_a_client_wrote_is_shown_short_and_printable() -> None:
         (errors.unknown_route("/x"), 404),
         (errors.method_not_allowed("GET", "/x", ["POST"]), 405),
         (errors.not_ready("m"), 409),
-        (errors.body_too_large(1 << 20), 413),
+        (errors.body_too_large(1 << 20, "json_mib_max"), 413),
     ],
 )
 def test_common_refusals_have_their_status_and_one_sentence(refusal: Refusal, status: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import resource
 from pathlib import Path
@@ -186,6 +187,28 @@ def test_uploads_leave_nothing_whatever_happens_to_them(tmp_path: Path) -> None:
             async with a_caller(world) as caller:
                 assert (await caller.ask(post(body, "/v1/audio/transcriptions", content_type=FORM))).status == 200
             assert os.listdir(directory) == []
+
+    on_uvloop(main)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/chat/completions", "json_mib_max"),
+        ("/v1/rerank", "rerank_mib_max"),
+        ("/v1/audio/transcriptions", "upload_mib_max"),
+        ("/upstream/m/x", "upload_mib_max"),
+        ("/api/models/m/load", ""),
+    ],
+)
+def test_a_body_that_is_too_large_is_told_by_the_name_of_its_limit(path: str, name: str) -> None:
+    """Where there is one that can be raised."""
+
+    async def main() -> None:
+        async with a_world(limits={"json_mib_max": 1, "rerank_mib_max": 1, "upload_mib_max": 1}) as world, a_caller(world) as caller:
+            answer = await caller.ask(post(b"x" * (2 << 20), path, content_type=FORM if "audio" in path else "application/json"))
+            said = json.loads(answer.body)["error"]["message"]
+            assert (answer.status, said.rpartition("; ")[2]) == (413, f"send less or raise limits.{name}." if name else "send less.")
 
     on_uvloop(main)
 

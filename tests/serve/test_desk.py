@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +32,7 @@ def a_tell(n: int = 0, model: str = "a") -> Tell:
     return Tell(0.0, model, "ready", f"word {n}")
 
 
-MODELS = tuple(ModelConfig(name, ("engine",), memory_mib=10, aliases=(f"{name}-alias",)) for name in ("agent", "coder"))
+MODELS = tuple(ModelConfig(name, (sys.executable,), memory_mib=10, aliases=(f"{name}-alias",)) for name in ("agent", "coder"))
 
 
 @pytest.fixture
@@ -63,6 +64,16 @@ async def test_a_wish_that_cannot_be_is_an_error(desk: Desk) -> None:
     result = await desk.operate("agent", Operation.SLEEP, force=False, level=None, wait_s=1)
 
     assert (result.status, result.code) == (409, "cannot_sleep")
+
+
+async def test_what_a_model_lacks_is_looked_for_again_by_who_loads_or_pins_it(desk: Desk) -> None:
+    """Not by who wants it gone."""
+    looked: list[str] = []
+    desk.lacks = lambda model: (looked.append(model), "")[1]
+    for operation in (Operation.LOAD, Operation.PIN, Operation.UNPIN, Operation.UNLOAD):
+        await desk.operate("agent", operation, force=False, level=None, wait_s=10)
+
+    assert looked == ["agent", "agent"]
 
 
 async def test_names_are_resolved_and_near_ones_found(desk: Desk) -> None:

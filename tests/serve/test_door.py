@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -259,20 +259,49 @@ async def test_a_silent_tunnel_is_told_to_the_scheduler(door: Door) -> None:
 
 
 async def test_a_model_that_lacks_something_is_refused_until_it_is_there(door: Door) -> None:
-    """Looked at by each request; once mended the configuration is read again, and the request goes on."""
+    """Looked at by each request; once it is there all is planned anew, and the request goes on."""
     engine = door.crew.stage.engines["a"]
     lacks = ["there is no file /x.gguf"]
     door.crew.stage.engines = {"a": SimpleNamespace(config=engine.config, missing=lambda: lacks[0])}  # type: ignore[dict-item]
     door.crew.lacking = {"a": "there is no file /x.gguf"}
-    mended: list[bool] = []
-    door.mended = lambda: mended.append(True)
+    changes: list[tuple[str, str]] = []
+    door.changed = lambda model, lacking: changes.append((model, lacking))
     _, refused = asks(door)
     lacks[0] = ""
     _, waiter = asks(door)
     await settled(waiter)
 
-    assert (refused.words, mended) == (["misconfigured"], [True])
+    assert [one.message for one in refused.said] == ["a is misconfigured: there is no file /x.gguf"]
+    assert (refused.words, changes) == (["misconfigured"], [("a", "")])
     assert isinstance(waiter.said[0], Grant)
+
+
+async def test_what_a_model_lacks_to_start_keeps_nobody_from_its_engine(door: Door) -> None:
+    """Its file was removed while it serves."""
+    visit, _ = await a_hot_visit(door)
+    visit.finish(Outcome.OK, 200, 0, None)
+    door.crew.lacking = {"a": "there is no file /x.gguf"}
+    _, waiter = asks(door)
+    await settled(waiter)
+
+    assert isinstance(waiter.said[0], Grant)
+
+
+async def test_what_is_lacking_is_looked_for_while_nobody_asks(door: Door) -> None:
+    """What changed is told once, another lack too; where only a reload helps nobody looks."""
+    engine = door.crew.stage.engines["a"]
+    lacks = ["there is no file /x.gguf"]
+    wrong = SimpleNamespace(config=replace(engine.config, misconfigured="b: its ttl is wrong"), missing=lambda: "")
+    door.crew.stage.engines = {"b": wrong, "a": SimpleNamespace(config=engine.config, missing=lambda: lacks[0])}  # type: ignore[dict-item]
+    door.crew.lacking = {"b": "b: its ttl is wrong", "a": "there is no file /x.gguf"}
+    changes: list[tuple[str, str]] = []
+    door.changed = lambda model, lacking: changes.append((model, lacking))
+    for now in ("there is no file /x.gguf", "/x.gguf is cut short", "/x.gguf is cut short", "", ""):
+        lacks[0] = now
+        await door.look_around()
+
+    assert changes == [("a", "/x.gguf is cut short"), ("a", "")]
+    assert door.crew.lacking == {"b": "b: its ttl is wrong"}
 
 
 async def test_a_waiting_request_is_told_what_it_waits_for(door: Door) -> None:

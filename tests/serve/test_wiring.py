@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields, replace
 from typing import Any
 
@@ -108,7 +109,7 @@ def test_a_device_that_nobody_can_read_is_booked() -> None:
 def test_a_device_that_is_not_here_needs_a_size() -> None:
     """The error names it and says what to write."""
     with pytest.raises(ConfigError, match=r"devices.gpu7.*is not on this machine and has no `memory`"):
-        devices_of(declared("gpu7"))
+        a_plan(a_config(devices=(declared("gpu7"),)))
 
 
 def test_declared_ram_is_the_host_budget() -> None:
@@ -145,6 +146,44 @@ def test_an_unknown_device_is_an_error_at_its_line() -> None:
     """With those that are there."""
     with pytest.raises(ConfigError, match=r"greenroom.yaml:7.*there is no device 'gpu9' here; known: gpu0, gpu1, ram"):
         candidates(a_model(devices=("gpu9",), line=7))
+
+
+def test_all_that_is_not_here_is_told_at_once() -> None:
+    """Of every model and device."""
+    config = a_config(a_model("a", devices=("gpu9",)), a_model("b", devices=("gpu8",)), devices=(declared("gpu7"),))
+    with pytest.raises(ConfigError) as caught:
+        a_plan(config)
+
+    assert [problem.where for problem in caught.value.problems] == ["devices.gpu7", "models.a.device", "models.b.device"]
+
+
+def a_lenient_plan(*models: ModelConfig, gpus: tuple[GpuInfo, ...] = (), devices: tuple[DeviceConfig, ...] = ()) -> Plan:
+    return make_plan(a_config(*models, devices=devices), gpus, Footprints(None), strict=False)
+
+
+def test_with_lenient_an_unknown_device_is_the_fault_of_its_model() -> None:
+    """The others are planned, and it takes the room of none of them."""
+    python = sys.executable
+    plan = a_lenient_plan(replace(a_model("cpu"), argv=(python,)), replace(a_model("gpu", devices=("gpu0",), pin=True), argv=(python,)))
+    cpu, gpu = plan.setup.models
+
+    assert plan.missing == {"gpu": "models.gpu.device: there is no device 'gpu0' here; known: ram."}
+    assert (cpu.misconfigured, gpu.misconfigured) == ("", plan.missing["gpu"])
+    assert (cpu.devices, gpu.devices) == (("ram",), ("gpu0",))
+
+
+def test_with_lenient_a_declared_device_that_is_not_here_takes_down_only_those_who_need_it() -> None:
+    """One that names it, and one that may be on any declared card: it is not put on another card, nor on host RAM."""
+    models = (a_model("cpu", devices=("ram",)), a_model("named", devices=("gpu0",)), a_model("any"))
+    plan = a_lenient_plan(*models, gpus=GPUS[1:], devices=(declared("gpu0", headroom_mib=500),))
+
+    assert [device.id for device in plan.setup.devices] == ["ram"]
+    assert {id: text for id, text in plan.missing.items() if "device" in text} == {
+        "named": "models.named.device: there is no device 'gpu0' here; known: ram.",
+        "any": "models.any.device: no device for it is here: gpu0 is not on this machine.",
+    }
+    assert plan.setup.models[2].devices == ("gpu0",)
+    assert "devices.gpu0: is not on this machine" in plan.config.warnings[0]
 
 
 # --------------------------------------------------------------------------------------------------------------- needs
@@ -193,6 +232,7 @@ def test_what_a_model_lacks_is_told() -> None:
 
     assert plan.missing["a"] == "its entry is broken"
     assert "/no/such/engine" in plan.missing["b"]
+    assert {model.id: model.misconfigured for model in plan.setup.models} == plan.missing
 
 
 # ------------------------------------------------------------------------------------------------------ digests and keys

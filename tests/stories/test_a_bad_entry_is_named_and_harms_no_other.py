@@ -4,10 +4,11 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .rig import FE, Rig, fake
+from .rig import FE, Rig, fake, until
 
 
 def bad_models(folder: Path) -> dict[str, object]:
@@ -73,6 +74,88 @@ async def test_a_stranger_on_the_engines_port_is_never_taken_for_the_engine(tmp_
     finally:
         stranger.terminate()
         await stranger.wait()
+
+
+async def test_a_card_that_is_gone_takes_only_its_own_models_down(tmp_path: Path) -> None:
+    """With --lenient: the others serve, also after a reload; what names it is refused by name, and told so."""
+    bad = fake(config={"device": "gpu7", "pin": True})
+    async with Rig(tmp_path, {"good": fake(), "bad": bad}, lenient=True) as rig:
+        for _ in range(2):
+            assert (await rig.chat("good")).status == 200
+            reply = await rig.chat("bad")
+            assert (reply.status, reply.error["code"]) == (503, "misconfigured")
+            assert "there is no device 'gpu7' here" in reply.error["message"]
+            assert "there is no device 'gpu7' here" in (await rig.model("bad"))["blocked"]
+            rig.reload()
+            await until(lambda: any("configuration read again" in line for line in rig.output), "the reload")
+        assert (await rig.load("bad")).status == 503
+        assert rig.starts("good") == 1
+
+
+async def test_in_strict_mode_a_card_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    """As `check` says it, with exit code 2."""
+    rig = Rig(tmp_path, {"good": fake(), "bad": fake(config={"device": "gpu7"})})
+    with pytest.raises(AssertionError, match="there is no device 'gpu7' here"):
+        await rig.start_server()
+    await rig.force_down()
+
+    assert rig.exit_code == 2
+
+
+def late(program: Path, **more: Any) -> Any:
+    """A model whose program is not there yet."""
+    return fake(wrap=lambda command: [str(program), *command], config=more)
+
+
+def install(program: Path) -> None:
+    new = program.with_suffix(".new")
+    new.write_text('#!/bin/sh\nexec "$@"\n')
+    new.chmod(0o755)
+    new.rename(program)
+
+
+async def test_what_is_missing_is_told_before_anybody_asks(tmp_path: Path) -> None:
+    """Status, why and refusal say the same, with the name once; a start that is the first to see it changes what is told."""
+    program = tmp_path / "late-engine"
+    async with Rig(tmp_path, {"late": late(program)}) as rig:
+        lacks = f"the program {str(program)!r} is not an executable file; install it or write its full path"
+        assert (await rig.model("late"))["blocked"] == lacks
+        assert f"Stopped, and cannot be started: {lacks}." in await rig.why("late")
+        assert (await rig.chat("late")).error["message"] == f"late is misconfigured: {lacks}"
+        assert any(f"late: {lacks}" in line for line in rig.output)
+        assert not any("late: late:" in line for line in rig.output)
+
+        install(program)
+        assert (await rig.load("late")).status == 200
+        assert (await rig.model("late"))["blocked"] == ""
+        await rig.unload("late")
+        program.unlink()
+        assert (await rig.chat("late")).status == 503
+        blocked = await rig.model("late")
+
+        assert (blocked["blocked"], (await rig.chat("late")).error["code"]) == (lacks, "misconfigured")
+
+
+async def test_a_pinned_model_comes_in_when_what_it_lacked_is_there(tmp_path: Path) -> None:
+    """Nobody asks for it, and until then nobody starts it."""
+    program = tmp_path / "late-engine"
+    async with Rig(tmp_path, {"late": late(program, pin=True)}) as rig:
+        assert (await rig.model("late"))["blocked"]
+        install(program)
+        ready = await rig.wait_state("late", "ready")
+
+        assert (ready["blocked"], ready["starts"]) == ("", 1)
+        assert await rig.kinds("late") == ["mended", "starting", "ready"]
+
+
+async def test_a_model_that_never_comes_up_says_so_when_its_back_off_is_over(tmp_path: Path) -> None:
+    """Not only that the next request starts it."""
+    async with Rig(tmp_path, {"a": fake(fail="exit_at_start:3")}, config={"scheduling": {"backoff_first_s": 0.05}}) as rig:
+        assert (await rig.chat("a")).status == 503
+        told = await rig.wait_state("a", "stopped")
+
+        assert (told["failing"], told["failures"], told["blocked"]) == (True, 1, "")
+        assert "Stopped; it failed once, last: " in await rig.why("a")
 
 
 async def test_what_was_missing_may_appear_while_others_are_served(tmp_path: Path) -> None:

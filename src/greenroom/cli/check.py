@@ -93,7 +93,7 @@ def check(path: str | None, as_json: bool, schema: bool, lenient: bool) -> None:
     if path is None:
         raise click.UsageError("give the FILE to check, or --schema")
     with explained_as_json(path) if as_json else explained():
-        config = loaded(path, lenient)
+        config = on_this_machine(loaded(path, lenient), lenient)
     config, absent = at_home(config)
     boxes = check_boxes.boxes_of(config.models)
     needs = [boxed(need_of(model, config.devices, absent.get(model.id, "")), boxes.get(model.id)) for model in config.models]
@@ -131,6 +131,24 @@ def loaded(path: str, lenient: bool) -> Config:
     from greenroom.proxy.limits import Limits
 
     return load_config(path, strict=not lenient, limit_names=[one.name for one in fields(Limits)])
+
+
+def on_this_machine(config: Config, lenient: bool) -> Config:
+    """As `serve` takes it here: devices that are not on this machine are an error, or with `lenient` that of the models that need them."""
+    booked = {"ram", *(one.id for one in config.devices if one.size.memory_mib is not None)}
+    if booked.issuperset(one.id for one in config.devices) and all(booked.issuperset(model.devices) for model in config.models):
+        return config  # nobody has to look for a card
+    from greenroom.host.gpus import GpuError, Gpus
+    from greenroom.serve import wiring
+
+    gpus = Gpus()
+    try:
+        found = gpus.discover()
+    except GpuError:
+        found = ()
+    finally:
+        gpus.close()
+    return wiring.on_this_machine(config, found, strict=not lenient)
 
 
 # ---------------------------------------------------------------------------------------------------------- what it needs

@@ -143,6 +143,8 @@ def next_of_absent(model: dict[str, Any]) -> str:
         return blocked(model)
     if model["queued"]:
         return "waits for room" + ("" if model.get("eta_s") is None else f", {text.about(model['eta_s'])}")
+    if model.get("failing"):
+        return f"{failed(model)}; on request"
     up_s = model.get("up_s")
     return f"on request, about {text.brief(max(1.0, up_s))}" if up_s else ""
 
@@ -163,6 +165,13 @@ def blocked(model: dict[str, Any]) -> str:
     """`cannot start: the model file /m/x.gguf does not exist`: the name stands in the first column already."""
     why = model["blocked"].removeprefix(f"{model['id']}: ").removeprefix(f"{model['id']} ")
     return f"cannot start: {text.cut(text.safe(why), ERROR_CELLS_MAX)}"
+
+
+def failed(model: dict[str, Any]) -> str:
+    """`failed 3 times, last: out of memory while loading`: of one that is not known to be well again."""
+    count = model["failures"]
+    why = f"{', last' if count > 1 else ''}: {text.cut(text.safe(model['last_error']), ERROR_CELLS_MAX)}" if model["last_error"] else ""
+    return f"failed {'once' if count == 1 else f'{count} times'}{why}"
 
 
 def backing_off(model: dict[str, Any]) -> str:

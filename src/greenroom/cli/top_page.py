@@ -362,7 +362,9 @@ def asleep_part(models: Sequence[Json], width: int, ascii: bool) -> Part:
 
 
 def is_troubled(model: Json) -> bool:
-    return model["state"] == "failed" or bool(model["state"] == "stopped" and (model["blocked"] or model["quarantined"]))
+    return model["state"] == "failed" or bool(
+        model["state"] == "stopped" and (model["blocked"] or model["quarantined"] or model.get("failing"))
+    )
 
 
 def trouble_part(models: Sequence[Json], width: int) -> Part:

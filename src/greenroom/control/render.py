@@ -136,13 +136,14 @@ def model(view: ModelView, facade: Facade, rates: Mapping[str, dict[str, Any]]) 
         "instances": [instance(one, facade) for one in view.instances],
         "queued": view.queued,
         "oldest_s": seconds(view.oldest_s),
-        "eta_s": None if static.get("absent") else seconds(view.eta_s),  # how long its files take to come nobody knows
+        "eta_s": None if static.get("absent") or view.blocked else seconds(view.eta_s),  # how long its files take to come nobody knows
         "starts": view.starts,
         "sleeps": view.sleeps,
         "wakes": view.wakes,
         "wake_failures": view.wake_failures,
         "evictions": view.evictions,
         "failures": view.failures,
+        "failing": view.failing,
         "backoff_s": seconds(view.backoff_s),
         "quarantined": view.quarantined,
         "need_mib": view.need_mib,

@@ -37,6 +37,7 @@ class Entry:
     order: str = ""  # what an operator's wish drives it to: "" | unload | sleep
     order_level: int | None = None
     failures: int = 0  # in a row
+    failing: bool = False  # its latest start, or its engine, went wrong, and it has not been ready since
     backoff_until: float = 0.0
     oom_tries: int = 0  # retries of the out-of-memory ladder used in this attempt
     displaced: frozenset[str] = frozenset()  # who was sent away for the attempt to bring it in
@@ -80,6 +81,11 @@ class Entry:
     @property
     def state(self) -> State:
         return self.instance.state
+
+    @property
+    def barred(self) -> str:
+        """Why no start of it is tried; "" when nothing speaks against one, or when its engine is there."""
+        return f"{self.id} is misconfigured: {self.model.misconfigured}" if self.model.misconfigured and self.state in HOME else ""
 
     def move(self, to: State, now: float) -> None:
         """Change the instance's state; anything not in the table is a bug told with its story."""

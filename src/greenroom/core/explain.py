@@ -11,13 +11,13 @@ from itertools import islice
 
 from .entry import Entry
 from .facts import State
-from .placement import is_idle, leave_s, price_s
+from .placement import is_idle, leave_s, price_s, rule_against
 from .queue import Waiting
 from .residency import FALLING, RISING, SERVING
 from .rules import Option, expected_wait_s, explain_wait, hopeless, way_in
 from .stage import NEVER, Move, Phase, Stage
 from .views import QueueView, StageView, WaiterView
-from .words import gib, span
+from .words import gib, span, times
 
 EXPLAINED_MAX = 24  # waiting models whose way in is looked for; the others only say how long
 WAITERS_MAX = 50  # told of each model
@@ -147,14 +147,21 @@ def present(stage: Stage, entry: Entry) -> tuple[str, tuple[str, ...]]:
         return f"{doing} for {for_s} of about {span(entry.up_cost())}.", ()
     if state in FALLING:
         doing = "Going to sleep" if state is State.GOING_TO_SLEEP else "Stopping"
-        who = f", to make room for {refs[0]}" if refs else ""
-        return f"{doing}{who}.", refs
+        return f"{doing}{_for_whom(stage, entry, move)}.", refs
     return _at_home(stage, entry), ()
 
 
+def _for_whom(stage: Stage, entry: Entry, move: Move | None) -> str:
+    target = move.target if move is not None else None
+    if target is None or target is entry:
+        return ""
+    rule = rule_against(stage, target, entry)
+    return f": {target.id} was asked for, and {rule}" if rule else f", to make room for {target.id}"
+
+
 def _at_home(stage: Stage, entry: Entry) -> str:
-    if entry.model.misconfigured:
-        return f"Stopped: {entry.model.misconfigured}."
+    if entry.barred:
+        return f"Stopped, and cannot be started: {entry.model.misconfigured.rstrip('.')}."
     if entry.quarantined:
         return "Stopped: out of memory too often; `greenroom load` tries again."
     if entry.state is State.FAILED:
@@ -162,6 +169,8 @@ def _at_home(stage: Stage, entry: Entry) -> str:
         return f"Failed ({entry.last_error}); it may be started again in {left}, `greenroom load` tries at once."
     if (verdict := hopeless(stage, entry)) is not None:
         return f"Stopped, and cannot be started as things are: {verdict[1]}."
+    if entry.failing:
+        return f"Stopped; it failed {times(entry.failures)}, last: {entry.last_error.rstrip('.')}; the next request tries again."
     return f"Stopped; the next request starts it, which takes about {span(entry.costs.up(entry.model))}."
 
 
@@ -295,7 +304,7 @@ def _in_a_move(stage: Stage, entry: Entry, move: Move) -> _Way:
         expected_s = max(0.001, took_s, *(_serve_left_s(stage, other) + took_s for other in busy))
         drain = StageView("drain", expected_s, min(1.0, took_s / expected_s))
         told = ", ".join(f"{other.id} finishes {_count(len(other.instance.in_flight), 'request')}" for other in busy[:NAMES_MAX])
-        text = f"{told or _names(victims) + ' makes room'} first, then {_fate(victims)}: {_shortage(stage, entry, move.devices)}."
+        text = f"{told or _names(victims) + ' makes room'} first, then {_fate(victims)}: {_cause(stage, entry, move.devices, victims)}."
         return _Way(move.devices, victims, [*done, drain, StageView(going, going_s, 0.0), _up(entry)], text)
     falling = [stage.entries[name] for name in victims if stage.entries[name].state in FALLING]
     since = min((other.instance.since for other in falling), default=stage.now)
@@ -303,7 +312,7 @@ def _in_a_move(stage: Stage, entry: Entry, move: Move) -> _Way:
     leaving = StageView(going, expected_s, min(1.0, (stage.now - since) / expected_s))
     drain = StageView("drain", max(0.0, since - move.began_at), 1.0)
     who = _names([other.id for other in falling]) or _names(victims)
-    text = f"{who} {'goes to sleep' if going == 'sleep' else 'stops'} to make room: {_shortage(stage, entry, move.devices)}."
+    text = f"{who} {'goes to sleep' if going == 'sleep' else 'stops'}: {_cause(stage, entry, move.devices, victims)}."
     return _Way(move.devices, victims, [*done, drain, leaving, _up(entry)], text)
 
 
@@ -333,11 +342,11 @@ def _outside(stage: Stage, entry: Entry) -> _Way:
     wait_s = max(0.0, at - stage.now)
     if closed:
         wait_s = max(wait_s, (expected_wait_s(stage, entry) or 0.0) - entry.up_cost())
-        text = f"{closed}: {_shortage(stage, entry, option.devices)}."
+        text = f"{closed}: {_cause(stage, entry, option.devices, victims)}."
     elif not victims:
         text = f"It starts in a moment on {', '.join(option.devices)}."
     else:
-        text = f"{_shortage(stage, entry, option.devices, capital=True)}. {_why_not_yet(stage, entry, option, wait_s)}"
+        text = f"{_cause(stage, entry, option.devices, victims, capital=True)}. {_why_not_yet(stage, entry, option, wait_s)}"
     begun_s = max(0.0, stage.now - _oldest(entry))
     gate_s = max(0.001, begun_s + wait_s)
     stages = [StageView("gate", gate_s, min(1.0, begun_s / gate_s))]
@@ -364,7 +373,7 @@ def _no_way_yet(stage: Stage, entry: Entry) -> _Way:
     wait_s = expected_wait_s(stage, entry)
     gate_s = max(0.001, (wait_s or 0.0) - entry.up_cost())
     stages = [StageView("gate", gate_s, 0.0), _up(entry)] if wait_s is not None else []
-    return _Way(devices, {}, stages, f"{why}: {_shortage(stage, entry, devices)}.")
+    return _Way(devices, {}, stages, f"{why}: {_cause(stage, entry, devices, stage.conflicts.get(entry.id, ()))}.")
 
 
 def _closed(stage: Stage, option: Option) -> str:
@@ -404,6 +413,17 @@ def _why_not_yet(stage: Stage, entry: Entry, option: Option, wait_s: float) -> s
 
 
 # ------------------------------------------------------------------ words
+
+
+def _cause(stage: Stage, entry: Entry, devices: tuple[str, ...], victims: Iterable[str], *, capital: bool = False) -> str:
+    """Why others must go for it: rules of groups, and what room is short."""
+    others = [stage.entries[name] for name in victims if name in stage.entries]
+    rules = list(dict.fromkeys(rule for other in others if (rule := rule_against(stage, entry, other))))
+    if not rules:
+        return _shortage(stage, entry, devices, capital=capital)
+    _, need, held, free = _bracket(stage, entry, _Way(devices, {}, [], ""))
+    text = "; ".join([*rules, *([_shortage(stage, entry, devices)] if need > held + free else [])])
+    return f"{text[:1].upper()}{text[1:]}" if capital else text
 
 
 def _shortage(stage: Stage, entry: Entry, devices: Iterable[str], *, capital: bool = False) -> str:

@@ -92,7 +92,7 @@ def crashed(stage: Stage, entry: Entry, report: InstanceReported) -> None:
     """It ended by itself after it had been ready."""
     lived_s = stage.now - entry.instance.ready_at
     entry.failures = 1 if lived_s >= stage.policy.crash_forget_s else entry.failures + 1
-    entry.last_error = report.why or "the engine ended by itself"
+    entry.last_error, entry.failing = report.why or "the engine ended by itself", True
     if report.cause in MEMORY:
         _count_oom(stage, entry, report)
     delay_s = 0.0 if entry.failures <= 1 else backoff_s(stage, entry.failures - 1)
@@ -143,7 +143,7 @@ def start_failed(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         _count_oom(stage, entry, report)
         if _retry_with_more(stage, entry, report):
             return
-    entry.failures += 1
+    entry.failures, entry.failing = entry.failures + 1, True
     delay_s = MISCONFIGURED_BACKOFF_S if report.cause is Cause.MISCONFIGURED else backoff_s(stage, entry.failures)
     entry.oom_tries = 0
     status, code = (504, "start_timeout") if report.cause is Cause.TIMEOUT else (503, "out_of_memory" if memory else "start_failed")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from .costs import blend
 from .entry import Entry
 from .facts import Admit, Done, InstanceReported, Operation, Refuse, Sleep, SleepTier, Start, State, Stop, Wake
-from .placement import ABSENT, Choice, fall_level, host_takes, leave_s, loss_s
+from .placement import ABSENT, Choice, fall_level, host_takes, leave_s, loss_s, rule_against
 from .queue import Waiting
 from .residency import FALLING, HOME, RISING, SERVING
 from .stage import EPSILON_S, NEVER, Admission, Move, Phase, Stage
@@ -70,7 +70,9 @@ def _gate(stage: Stage, target: Entry, victims: list[Entry]) -> None:
             if victim.instance.busy:
                 count = len(victim.instance.in_flight)
                 stage.tell(victim, "gated", f"{target.id} is owed its room: new requests wait, {count} in flight finish first")
-            stage.cut_quiet(victim, f"{target.id} needs the memory of {victim.id}, and this connection was silent")
+            rule = rule_against(stage, target, victim)
+            why = f"{target.id} was asked for, and {rule};" if rule else f"{target.id} needs the memory of {victim.id}, and"
+            stage.cut_quiet(victim, f"{why} this connection was silent")
 
 
 def depart(stage: Stage, lanes: tuple[str, ...], entry: Entry, level: int) -> Move:
@@ -97,6 +99,9 @@ def _advance_gate(stage: Stage, move: Move) -> bool:
     if not wanted(target) or target.order or target.retire or target.state not in (State.STOPPED, State.ASLEEP):
         reopen(stage, move, "nobody waits for it any more")
         return True
+    if target.barred:
+        reopen(stage, move, f"{target.id} cannot start any more")
+        return True
     if any(stage.entries[name].pinned for name in move.victims):
         reopen(stage, move, "a victim was pinned meanwhile")
         return True
@@ -107,10 +112,9 @@ def _advance_gate(stage: Stage, move: Move) -> bool:
         return _cut_overdue(stage, move, alive)
     if any(victim.instance.suspect for victim in alive):
         return False  # whether it lives is being looked at: word of that comes in a moment
-    why = f"{target.id} needed {gib(_wanted_mib(stage, target, move))}"
     sleepers = [stage.entries[name] for name in move.victims if stage.entries[name].state is State.ASLEEP]
     for victim in alive + sleepers:
-        send_off(stage, victim, 0 if victim.retire else move.victims[victim.id], why, evicted=True)
+        send_off(stage, victim, 0 if victim.retire else move.victims[victim.id], _why_it_goes(stage, target, victim, move), evicted=True)
     move.phase, move.phase_at = Phase.LEAVING, stage.now
     move.leaves_at = stage.now
     if not any(stage.entries[name].state in FALLING for name in move.victims):
@@ -130,6 +134,12 @@ def _cut_overdue(stage: Stage, move: Move, alive: list[Entry]) -> bool:
         stage.cut(victim, victim.instance.in_flight, "evicted", why)
     move.began_at = stage.now  # once per limit
     return False
+
+
+def _why_it_goes(stage: Stage, target: Entry, victim: Entry, move: Move) -> str:
+    """Begins with the target's id: so the ledger finds for whom it went."""
+    rule = rule_against(stage, target, victim)
+    return f"{target.id} was asked for, and {rule}" if rule else f"{target.id} needed {gib(_wanted_mib(stage, target, move))}"
 
 
 def _wanted_mib(stage: Stage, target: Entry, move: Move) -> int:
@@ -158,6 +168,7 @@ def _arrive(stage: Stage, move: Move) -> bool:
         and wanted(target)
         and not target.order
         and not target.retire
+        and not target.barred
         and not stage.shutting_down
         and not any(stage.entries[name].state not in ABSENT for name in stage.conflicts.get(target.id, ()) if name in stage.entries)
         and stage.now >= target.backoff_until
@@ -302,6 +313,7 @@ def became_ready(stage: Stage, entry: Entry, report: InstanceReported) -> None:
         instance.rehearsing = False
         instance.level = 0
         entry.oom_tries = entry.wake_ooms = 0
+        entry.failing = False
         if woke:
             _book_awake(stage, entry, seen_of_host(stage, report))
         else:

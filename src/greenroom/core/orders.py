@@ -63,9 +63,6 @@ def _load(stage: Stage, entry: Entry, request: int) -> None:
     if entry.state is State.READY and not entry.order and not entry.retire:
         stage.say(Done(request, f"{entry.id} is ready"))
         return
-    if entry.model.misconfigured:
-        stage.say(Refuse(request, 503, "misconfigured", entry.model.misconfigured))
-        return
     verdict = hopeless(stage, entry) if entry.state in HOME else None
     if verdict is not None and not verdict[2]:
         stage.say(Refuse(request, 503, verdict[0], verdict[1]))
@@ -255,7 +252,7 @@ def _succeed(stage: Stage, entry: Entry) -> None:
     entry.sleep_off = ""
     entry.failures = entry.oom_tries = entry.wake_ooms = 0
     entry.backoff_until = 0.0
-    entry.quarantined = False
+    entry.quarantined = entry.failing = False
     if entry.state is State.FAILED:
         entry.move(State.STOPPED, stage.now)
     if entry.queue:
@@ -390,14 +387,23 @@ def reload(stage: Stage, event: SetupChanged) -> None:
 def _keep(stage: Stage, entry: Entry, model: Model) -> None:
     if entry.model.need_mib != model.need_mib and entry.need_source != "measured":
         entry.need_mib, entry.need_source = model.need_mib, model.need_source
-    is_told_anew = _pin_as_told(entry, model)
+    is_told_anew, was_barred = _pin_as_told(entry, model), bool(entry.barred)
     entry.model, entry.successor = model, None
+    if was_barred and not entry.barred:
+        _mended(stage, entry)
     if entry.retire:
         _reinstate(stage, entry)
     dispatch(stage, entry)  # it may take more at once now
     if is_told_anew and model.pinned:
         _stay(stage, entry)
     stage.wake_at(stage.now, entry)
+
+
+def _mended(stage: Stage, entry: Entry) -> None:
+    """What it lacked is there: what was tried without it counts no more, and who is wanted without being asked for comes in."""
+    entry.failures, entry.failing = 0, False
+    if (entry.pinned or entry.model.preload) and entry.state is State.STOPPED and not entry.queue and not entry.held_off:
+        stage.ghost(entry, quiet=not entry.pinned)
 
 
 def _pin_as_told(entry: Entry, model: Model) -> bool:

@@ -162,6 +162,20 @@ def _rivals(stage: Stage, entry: Entry, idle_only: bool) -> list[Entry] | None:
     return rivals
 
 
+def rule_against(stage: Stage, target: Entry, victim: Entry) -> str:
+    """The rule of a group, as a clause, by which `victim` leaves for `target` whatever room there is; "" = none."""
+    if victim.id not in stage.conflicts.get(target.id, ()) or victim.state in ABSENT:
+        return ""
+    own = next((group for group in stage.groups if target.id in group.members), None)
+    other = next((group for group in stage.groups if victim.id in group.members), None)
+    if own is not None and own is other:
+        return f"group {own.id} holds one model at a time"
+    if own is not None and own.exclusive and not (other is not None and other.persistent):
+        return f"group {own.id}, which it is in, is exclusive"
+    assert other is not None, f"{target.id} and {victim.id} are in no group"
+    return f"group {other.id}, which {victim.id} is in, is exclusive"
+
+
 def _may_go(stage: Stage, entry: Entry, idle_only: bool) -> bool:
     if entry.pinned or entry.order or entry.retire or entry.instance.suspect:
         return False

@@ -430,6 +430,8 @@ def _refuse_hopeless(stage: Stage, entry: Entry) -> bool:
 
 def hopeless(stage: Stage, entry: Entry) -> tuple[str, str, bool] | None:
     """(code, sentence, worth waiting a little) when `entry` cannot become resident whatever idle models leave."""
+    if entry.barred:
+        return "misconfigured", entry.barred, False
     placements = stage.placements(entry)
     if not placements:
         names = ", ".join(entry.model.devices) or "none"
@@ -452,7 +454,7 @@ def blocked_by(stage: Stage, entry: Entry) -> str:
     """For people: why it cannot be started as things are; "" when it can, or is up."""
     if entry.state not in HOME:
         return entry.last_error if entry.unkillable else ""
-    if entry.model.misconfigured:
+    if entry.barred:
         return entry.model.misconfigured
     if entry.quarantined:
         return "out of memory too often; `greenroom load` tries again"

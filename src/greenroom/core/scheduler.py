@@ -48,7 +48,9 @@ from .rules import blocked_by, decide, expected_wait_s, explain_wait, hopeless, 
 from .stage import EPSILON_S, NEVER, Admission, Phase, Stage, conflicts_of, pools_for
 from .thrash import Circle
 from .views import DeviceView, InstanceView, ModelView, PlaceView, QueueView, TurnView, View
-from .words import span
+from .words import requests_wait, span, times
+
+CROWDED_S = 5.0  # after this a client may try again where too many wait for all models together
 
 
 class Scheduler:
@@ -192,8 +194,8 @@ class Scheduler:
         stage, now, request = self._stage, self._stage.now, event.request
         if stage.shutting_down:
             return Refuse(request, 503, "shutting_down", "greenroom is shutting down; ask again in a moment", 5.0)
-        if entry.model.misconfigured:
-            return Refuse(request, 503, "misconfigured", f"{entry.id} is misconfigured: {entry.model.misconfigured}")
+        if entry.barred:
+            return Refuse(request, 503, "misconfigured", entry.barred)
         if entry.quarantined:
             return Refuse(
                 request,
@@ -206,19 +208,17 @@ class Scheduler:
             return Refuse(request, 503, "unkillable", f"{entry.id} cannot be started: {entry.last_error}", 60.0)
         if entry.state is State.FAILED:
             left_s = max(0.1, entry.backoff_until - now)
-            what = f"{entry.id} failed {_times(entry.failures)} ({entry.last_error})"
+            what = f"{entry.id} failed {times(entry.failures)} ({entry.last_error})"
             text = f"{what} and is tried again in {span(left_s)}; `greenroom load` tries at once"
             return Refuse(request, 503, "backing_off", text, left_s)
         # A cold model takes what a warm one would: its slots are free as soon as it is ready.
         slots = max(0, entry.model.parallel - (len(entry.instance.in_flight) - len(entry.instance.quiet)))
         if entry.queue.clients >= entry.model.queue_limit + slots:
-            wait_s = expected_wait_s(stage, entry)
-            text = f"{entry.queue.clients} requests already wait for {entry.id} (queue_limit {entry.model.queue_limit}); ask again later"
-            return Refuse(request, 429, "queue_full", text, max(1.0, wait_s or 1.0))
+            again_s = max(1.0, expected_wait_s(stage, entry) or 1.0)
+            return Refuse(request, 429, "queue_full", f"{_crowd(entry, slots)}; ask again in {span(again_s)}", again_s)
         if stage.clients >= stage.policy.queue_limit:
-            return Refuse(
-                request, 429, "queue_full", f"{stage.clients} requests already wait here (scheduling.queue_limit); ask again later", 5.0
-            )
+            text = f"{requests_wait(stage.clients)} here, and no more may (scheduling.queue_limit)"
+            return Refuse(request, 429, "queue_full", f"{text}; ask again in {span(CROWDED_S)}", CROWDED_S)
         if entry.state in HOME and not entry.queue:
             verdict = hopeless(stage, entry)
             if verdict is not None and not verdict[2]:
@@ -756,6 +756,7 @@ class Scheduler:
             more.owed_s,
             more.gated_for,
             more.note,
+            entry.failing,
         )
 
 
@@ -765,5 +766,9 @@ def tiers_learned(entry: Entry) -> tuple[SleepTier, ...]:
     return tuple(SleepTier(tier.level, costs.residue(tier), costs.copy(tier), costs.sleeping(tier), costs.waking(tier)) for tier in tiers)
 
 
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times in a row"
+def _crowd(entry: Entry, slots: int) -> str:
+    """What fills a model's queue, with the bound that it fills."""
+    limit = entry.model.queue_limit
+    at_once = f"{slots} that it takes at once (parallel) and " if slots else ""
+    behind = f"{limit} more" if slots else f"{limit} behind those that it serves"
+    return f"{requests_wait(entry.queue.clients)} for {entry.id}, and no more may: {at_once}{behind} (queue_limit)"

@@ -161,7 +161,7 @@ class Stage:
 
     def ghost(self, entry: Entry, *, quiet: bool) -> None:
         """Want `entry` ready although no client asks: a preload, a pinned start, a restore."""
-        if entry.state is State.READY or entry.queue.ghostly or entry.model.misconfigured:
+        if entry.state is State.READY or entry.queue.ghostly or entry.barred:
             return
         self.ghosts -= 1
         self.enqueue(entry, Waiting(self.ghosts, self.now, ghost=True, quiet_ghost=quiet))

@@ -59,6 +59,7 @@ class ModelView:
     owed_s: float | None = None
     gated_for: str = ""  # the model that it makes room for
     note: str = ""  # one clause for people
+    failing: bool = False  # its latest start, or its engine, went wrong, and it has not been ready since
 
 
 @dataclass(frozen=True, slots=True)

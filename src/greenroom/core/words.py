@@ -7,6 +7,14 @@ def gib(mib: int) -> str:
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib} MiB"
 
 
+def times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times in a row"
+
+
+def requests_wait(count: int) -> str:
+    return "1 request waits" if count == 1 else f"{count} requests wait"
+
+
 def span(seconds: float) -> str:
     if seconds < 0.95:
         return f"{seconds * 1000:.0f} ms"

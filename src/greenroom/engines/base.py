@@ -173,7 +173,7 @@ class Engine(Protocol):
         """(tokens, MiB that each device gets back) of smaller contexts than that of its command; () = cannot be said."""
 
     def missing(self) -> str:
-        """A sentence when it can never start as configured (no such file, ...), else ""."""
+        """A sentence, without its name, when it can never start as configured (no such file, ...), else ""."""
 
     def is_ready_hint(self, line: str) -> bool:
         """Whether a log line says that it is about ready: probe at once."""

@@ -440,14 +440,14 @@ class Containerized:
         return self.inner.devices_count()
 
     def missing(self) -> str:
-        container, name = self.config.container, self.config.id
+        container = self.config.container
         if container is not None and shutil.which(container.runtime) is None:
             other = next((each for each in RUNTIMES if each != container.runtime and shutil.which(each)), None)
             instead = f"write `runtime: {other}`, which is here" if other else "run the engine without `container`"
-            return f"{name}: {container.runtime} was not found on PATH; install it, or {instead}"
+            return f"{container.runtime} was not found on PATH; install it, or {instead}"
         for word in container.args if container is not None else ():
             if word.partition("=")[0] in RESERVED:
-                return f"{name}: `container.args` has {word.partition('=')[0]}, which is greenroom's own to set; take it out"
+                return f"`container.args` has {word.partition('=')[0]}, which is greenroom's own to set; take it out"
         return self.inner.missing()
 
     def is_ready_hint(self, line: str) -> bool:

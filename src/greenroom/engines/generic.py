@@ -384,37 +384,37 @@ class Generic:
     # ---------------------------------------------------------------------------------------------------------- faults
 
     def missing(self) -> str:
-        """A sentence when this entry can never start; "" when nothing speaks against it."""
+        """A sentence when this entry can never start, without its name; "" when nothing speaks against it."""
         if self.config.misconfigured:
             return self.config.misconfigured
         if not self.config.argv:
-            return f"{self.config.id} has no command; write `cmd: PROGRAM ARGUMENTS`"
+            return "it has no command; write `cmd: PROGRAM ARGUMENTS`"
         return self._own_program() or self._program_missing() or self.model_missing()
 
     def model_missing(self) -> str:
         path = self.model_path()
-        return f"{self.config.id}: the model {path} does not exist" if path is not None and not path.exists() else ""
+        return f"the model {path} does not exist" if path is not None and not path.exists() else ""
 
     def _own_program(self) -> str:
         program = self.command.argv[0] if self.command.argv else ""
         if basename(program).removesuffix(".py") == OWN_NAME and not self.command.client:
-            return f"{self.config.id} starts greenroom itself; its `cmd` must start an engine (llama-server, vllm serve, ...)"
+            return "it starts greenroom itself; its `cmd` must start an engine (llama-server, vllm serve, ...)"
         return ""
 
     def _program_missing(self) -> str:
         if self.config.container is not None:
             runtime = self.config.container.runtime
-            return "" if shutil.which(runtime) else f"{self.config.id}: {runtime} was not found on PATH; install it or drop `container`"
+            return "" if shutil.which(runtime) else f"{runtime} was not found on PATH; install it or drop `container`"
         if assigned := ASSIGNMENT.match(self.config.argv[0]):
             name = assigned[1]  # not its value, which may be a secret
-            return f"{self.config.id}: its command begins with {name}=..., which only a shell would take; write {name} under `env`"
+            return f"its command begins with {name}=..., which only a shell would take; write {name} under `env`"
         programs = [self.program_argv()[0]]
         if not (self.command.shell or self.command.client or self.command.python) and self.command.argv[0] != self.config.argv[0]:
             programs.append(self.command.argv[0])
         for program in programs:
             if PORT_MACRO not in program and not self._runnable(program):
                 where = "is not an executable file" if "/" in program else "was not found on PATH"
-                return f"{self.config.id}: the program {program!r} {where}; install it or write its full path"
+                return f"the program {program!r} {where}; install it or write its full path"
         return ""
 
     def _runnable(self, program: str) -> bool:

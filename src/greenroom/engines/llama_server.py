@@ -271,24 +271,23 @@ class LlamaServer(Generic):
 
     def model_missing(self) -> str:
         """Whether the model file is there, is a file and is whole; a server without any model would come up as a router."""
-        name = self.config.id
         text = self.flags.value(*MODEL, env="LLAMA_ARG_MODEL")
         if text is None:
-            return "" if self._has_other_source() else f"{name}: its command names no model; add `--model FILE.gguf` (or `-hf USER/REPO`)"
+            return "" if self._has_other_source() else "its command names no model; add `--model FILE.gguf` (or `-hf USER/REPO`)"
         for what, value in (("model", text), ("draft model", self.flags.value(*DRAFT)), ("projector", self.flags.value(*PROJECTOR))):
             path = self.host_path(value) if value else None
             if path is None:
                 continue
             if path.is_dir():
-                return f"{name}: the {what} {path} is a directory; name the .gguf file inside it"
+                return f"the {what} {path} is a directory; name the .gguf file inside it"
             if not path.exists():
-                return "" if self.flags.value(*FETCHED) else f"{name}: the {what} file {path} does not exist"
+                return "" if self.flags.value(*FETCHED) else f"the {what} file {path} does not exist"
             try:
                 gguf.read_model(path)
             except gguf.GgufError as exc:
-                return f"{name}: the {what} cannot be loaded: {exc}"
+                return f"the {what} cannot be loaded: {exc}"
             except OSError as exc:
-                return f"{name}: the {what} {path} cannot be read: {exc.strerror}"
+                return f"the {what} {path} cannot be read: {exc.strerror}"
         return ""
 
     def fetches_from(self) -> str:

@@ -350,11 +350,15 @@ class Chronicle:
             self._asked[tell.model] = tell
         elif tell.kind == "evicted":
             self._asked[tell.model] = tell
-            self._gates(tell.model, self._named(reason_in(tell.text), " needed "), at)
+            self._gates(tell.model, self._evictor(reason_in(tell.text)), at)
         elif tell.kind == "gated":
             self._gates(tell.model, self._named(tell.text, " is owed its room"), at)
         elif tell.kind == "reopened":
             self._left(tell.model, at)
+
+    def _evictor(self, reason: str) -> str:
+        """For whom a model was sent away: it needed the room, or a group's rule speaks for it."""
+        return self._named(reason, " needed ") or self._named(reason, " was asked for, and group ")
 
     def _named(self, text: str, words: str) -> str:
         """The model whose id stands before these words at the head of a sentence of the core."""
@@ -424,7 +428,7 @@ class Chronicle:
     def _leaves(self, at: float, action: Sleep | Stop, level: int, kind: str, reason: str) -> None:
         track = self._track(action.model, at)
         tell = self._asked.get(action.model)
-        target = self._named(reason, " needed ") if tell is not None and tell.kind == "evicted" else ""
+        target = self._evictor(reason) if tell is not None and tell.kind == "evicted" else ""
         waiters = self._tracks[target].waiting if target in self._tracks else 0
         self._begin(track, at, kind, action.generation, level, reason, waiters, target)
 

@@ -182,7 +182,7 @@ class Fifo:
     # ------------------------------------------------------------------ room
 
     def _need(self, place: _Place) -> int:
-        return place.need_mib(lambda device: self._room[device])
+        return place.need_mib(lambda device: self._room.get(device, 0))
 
     def _placements(self, place: _Place) -> list[tuple[str, ...]]:
         if place.state is State.ASLEEP:

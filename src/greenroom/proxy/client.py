@@ -323,7 +323,8 @@ class Client(asyncio.Protocol):
 
     def _head_too_large(self) -> Refusal:
         limits = self.server.limits
-        message = f"The request head is larger than {limits.head_kib_max} KiB or has more than {limits.headers_max} headers; send less."
+        size = f"is larger than {limits.head_kib_max} KiB (limits.head_kib_max)"
+        message = f"The request head {size} or has more than {limits.headers_max} headers (limits.headers_max); send less."
         return Refusal(431, "head_too_large", message)
 
     def on_headers_complete(self) -> None:
@@ -436,7 +437,7 @@ class Client(asyncio.Protocol):
                 return errors.bad_deadline(told), False
         if has_body:
             if self._content_length > exchange.size_max():
-                return errors.body_too_large(exchange.size_max()), True
+                return errors.body_too_large(exchange.size_max(), exchange.size_limit()), True
             if kind is Kind.INFERENCE and self._special is not None and _CONTENT_ENCODING in self._special:
                 return bodies.encoding_refusal(self._special[_CONTENT_ENCODING]), True
         return None, False

@@ -229,8 +229,10 @@ def not_ready(model: str) -> Refusal:
     return Refusal(409, "not_ready", f"Model {shown(model)} is not loaded and this path does not load it; load the model first.")
 
 
-def body_too_large(limit_bytes: int) -> Refusal:
-    return Refusal(413, "body_too_large", f"The body is larger than the limit of {limit_bytes:,} bytes; send less or raise the limit.")
+def body_too_large(limit_bytes: int, name: str) -> Refusal:
+    """`name`: of the limit in `limits`; "" = nobody can raise it."""
+    do = f"send less or raise limits.{name}" if name else "send less"
+    return Refusal(413, "body_too_large", f"The body is larger than the limit of {limit_bytes:,} bytes; {do}.")
 
 
 def unknown_route(path: str, near: Sequence[str] = ()) -> Refusal:

@@ -46,7 +46,7 @@ class RequestBody:
         if spool is None and size <= server.spool_after_bytes:
             return self._take_in_memory(data)
         if size > self.size_max():
-            return errors.body_too_large(self.size_max())
+            return errors.body_too_large(self.size_max(), self.size_limit())
         if spool is None:
             if not self._may_spool(data):
                 return self._take_in_memory(data)
@@ -62,13 +62,18 @@ class RequestBody:
         return None
 
     def size_max(self) -> int:
-        limits = self.client.server.limits
+        name = self.size_limit()
+        size_max: int = getattr(self.client.server.limits, name) * MIB if name else OWN_BODY_BYTES_MAX
+        return size_max
+
+    def size_limit(self) -> str:
+        """The limit that bounds it, by its name; "" = one of greenroom's own."""
         route = self.route
         if route is not None and route.kind is not Kind.INFERENCE:
-            return limits.upload_mib_max * MIB if route.kind is Kind.UPSTREAM else OWN_BODY_BYTES_MAX
+            return "upload_mib_max" if route.kind is Kind.UPSTREAM else ""
         if route is not None and route.rerank:
-            return limits.rerank_mib_max * MIB
-        return (limits.upload_mib_max if self._may_spool(b"") else limits.json_mib_max) * MIB
+            return "rerank_mib_max"
+        return "upload_mib_max" if self._may_spool(b"") else "json_mib_max"
 
     def _may_spool(self, data: bytes) -> bool:
         """JSON that must be read for its model stays in memory, also where it is labelled as a form."""

@@ -173,6 +173,7 @@ class Desk(Lookout):
         self.plan = plan  # replaced on reload
         self.fetching: Fetching | None = None
         self.peers: PeersShown | None = None
+        self.lacks: Callable[[str], str] | None = None  # looks again for what a model lacks
         self._accounts = accounts or Accounts()
         self._metrics, self._ledger = Metrics(), ledger
         if ledger is not None:
@@ -255,6 +256,8 @@ class Desk(Lookout):
                 words = self._stopped(self.fetching, model)
             elif (result := await self._fetched(self.fetching, model, operation, wait_s)) is not None:
                 return result
+        if self.lacks is not None and operation in (Operation.LOAD, Operation.PIN):
+            self.lacks(model)
         call, request = Call(), self._shell.next_request()
         self._shell.ask(request, call, OperatorAsked(self._shell.clock(), request, model, operation, force, level))
         if not call.result.done() and wait_s > 0:

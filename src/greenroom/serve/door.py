@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from urllib.parse import urlsplit
@@ -30,6 +32,9 @@ from .fetching import Fetching
 CANCELLED = "cancelled"  # the code of a request that an operator ended ...
 CANCELLED_STATUS = 410  # ... and its status: no client library asks again by itself
 BEAT_S = 0.25  # a sign of life is noted this often at most
+LACKING_LOOK_S = 5.0  # what models lack is looked for so often while nobody asks for them
+
+log = logging.getLogger("greenroom")
 
 
 class Nobody:
@@ -230,7 +235,7 @@ class Door:
     def __init__(self, shell: Shell, crew: HostCrew) -> None:
         self.shell = shell
         self.crew = crew
-        self.mended: Callable[[], None] | None = None  # what was missing is there now: read the configuration again
+        self.changed: Callable[[str, str], None] | None = None  # model, what it lacks now; "" = nothing any more: plan anew
         self.fetching: Fetching | None = None
         self.look: Callable[[str], None] | None = None  # at the store: a model may have come or gone without us
 
@@ -266,9 +271,9 @@ class Door:
                 shell.parties[visit.request] = visit  # to be seen, and cut
                 self.fetching.wait(wish.model, visit, self.crew.stage.engines[wish.model].config.queue_limit)
                 return
-            if (refusal := self._still_missing(wish.model)) is not None:
+            if lacking := self.lacks(wish.model):
                 shell.forget(visit.request)
-                visit.refused(refusal)
+                visit.refused(Refuse(visit.request, 503, "misconfigured", f"{wish.model} is misconfigured: {lacking}"))
                 return
         priority = Priority.BATCH if wish.batch else None
         shell.ask(visit.request, visit, RequestArrived(shell.clock(), visit.request, wish.model, priority, deadline_s, wish.client))
@@ -301,18 +306,43 @@ class Door:
         hot = running.hot if isinstance(running.hot, Grant) else self.hot_grant(running)
         return replace(hot, start=start, waited_ms=waited_ms)
 
-    def _still_missing(self, model: str) -> Refuse | None:
-        """Files may appear while we run; a model that lacks something is looked at again by each request."""
-        if model not in self.crew.lacking:
-            return None
+    def lacks(self, model: str) -> str:
+        """What keeps it from being started, "" = nothing; what it lacked is looked for again, for files and programs come and go."""
+        known = self.crew.lacking.get(model)
+        if known is None or model in self.crew.running:
+            return ""
         engine = self.crew.stage.engines[model]
         lacking = engine.config.misconfigured or engine.missing()
+        if lacking != known:
+            self._note(model, lacking)
+        return lacking
+
+    async def watch(self) -> None:
+        """What was lacking may come while nobody asks: what is told of the model follows, and one that is pinned comes in."""
+        while True:
+            await asyncio.sleep(LACKING_LOOK_S)
+            try:
+                await self.look_around()
+            except Exception:  # one bad look must not be the last one
+                log.exception("what models lack could not be looked for")
+
+    async def look_around(self) -> None:
+        for model, known in list(self.crew.lacking.items()):
+            engine = self.crew.stage.engines[model]
+            if engine.config.misconfigured:
+                continue  # only a reload or a fetch puts that right
+            lacking = await asyncio.to_thread(engine.missing)
+            if lacking != known and self.crew.lacking.get(model) == known:
+                self._note(model, lacking)
+                return  # planned anew, with a look at all of them
+
+    def _note(self, model: str, lacking: str) -> None:
         if lacking:
-            return Refuse(0, 503, "misconfigured", f"{model} is misconfigured: {lacking}")
-        del self.crew.lacking[model]
-        if self.mended is not None:
-            self.mended()
-        return None
+            self.crew.lacking[model] = lacking
+        else:
+            del self.crew.lacking[model]
+        if self.changed is not None:
+            self.changed(model, lacking)
 
 
 def base_path(engine: Engine) -> str:

@@ -92,7 +92,9 @@ class Lookout:
     def _contexts(self) -> dict[str, Sequence[tuple[int, int]]]:
         """What smaller contexts would free, where a model's files tell."""
         plan = self.plan
-        homes = {model.id: [plan.stage.devices[name] for name in model.devices[:1]] for model in plan.setup.models}
+        homes = {
+            model.id: [plan.stage.devices[name] for name in model.devices[:1] if name in plan.stage.devices] for model in plan.setup.models
+        }
         return {id: found for id, engine in plan.stage.engines.items() if id in homes and (found := engine.contexts(homes[id]))}
 
     # ------------------------------------------------------------------ now

@@ -222,7 +222,7 @@ class GreenroomServer:
         self.feed = EventFeed(self.shell.clock, int(time.time() * 1000))
         self.shell.tellers += [self.feed.tell, self._remember]
         self.door = Door(self.shell, self.crew)
-        self.crew.lacking, self.door.mended, self.door.look = dict(plan.missing), self._mended, self._look
+        self.crew.lacking, self.door.changed, self.door.look = dict(plan.missing), self._lacks, self._look
         self.fetching = self.door.fetching = Fetching(self.storeroom.pull, self._landed, self.shell.say, self.shell.spawn, self.shell.clock)
         self.crew.masked = self.config.secrets
         self.peer_door = PeerDoor(self.door, Peers(), self.shell.next_request, self.shell.clock)
@@ -230,8 +230,8 @@ class GreenroomServer:
         self.books = Books(self.shell, self.ledger, self.accounts)
         self.desk = Desk(self.shell, self.crew, plan, self.feed, self._own_log, self.accounts, self.ledger, self.journal)
         self.desk.peers = PeersShown(self.peer_door)
-        self.desk.fetching = self.fetching
-        self.shell.tellers += [self.desk.told, self._fetch_pinned]
+        self.desk.fetching, self.desk.lacks = self.fetching, self.door.lacks
+        self.shell.tellers += [self.desk.told, self._fetch_pinned, self._start_failed]
         self.plan = plan
         await self.desk.recall()
         async with self._control() as socket_path:
@@ -247,6 +247,7 @@ class GreenroomServer:
                 self.shell.spawn(StallGuard(self.shell, self.crew, self.door).run()),
                 self.shell.spawn(DozeWatch(self.shell, self.crew).run()),
                 self.shell.spawn(PeerWatch(self.peer_door, listener.pool).run()),
+                self.shell.spawn(self.door.watch()),
             ]
             self._announce(listener, plan)
             self._fetch()
@@ -264,7 +265,7 @@ class GreenroomServer:
 
     def _plan(self, config: Config) -> Plan:
         """What a configuration comes to on this machine, with what its store holds."""
-        return make_plan(self.storeroom.resolve(config), self.found, self._learned)
+        return make_plan(self.storeroom.resolve(config), self.found, self._learned, strict=self.strict)
 
     def _fetch(self) -> None:
         """Take note of what is absent; what is to be loaded at start is fetched now."""
@@ -426,9 +427,17 @@ class GreenroomServer:
         self.shell.reload(plan.setup)
         self._fetch()  # who waited for files asks the scheduler that knows the new setup
 
-    def _mended(self) -> None:
-        log.info("what a model lacked is there now; the configuration is read again")
-        self.reload()
+    def _lacks(self, model: str, lacking: str) -> None:
+        """What a model lacks has changed, and all that is told of it and decided for it follows."""
+        if not lacking:
+            self.shell.say(Tell(self.shell.clock(), model, "mended", "what it lacked is there now"))
+        self._take(self._plan(self._read))  # not the file: half of a change to it may be written
+
+    def _start_failed(self, tell: Tell) -> None:
+        """A start may be the first to see that something is lacking."""
+        lacking = self.crew.lacking.get(tell.model, "")
+        if tell.kind == "start_failed" and lacking and lacking != self.plan.missing.get(tell.model):
+            self._lacks(tell.model, lacking)
 
     def _remember(self, tell: Tell) -> None:
         """Keep learned figures for the next start."""

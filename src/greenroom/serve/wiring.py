@@ -78,21 +78,22 @@ class Plan:
     peers: tuple[Peer, ...] = ()
 
 
-def make_plan(config: Config, gpus: Sequence[GpuInfo], learned: Footprints) -> Plan:
-    """Raises ConfigError when devices or limits cannot be as configured."""
+def make_plan(config: Config, gpus: Sequence[GpuInfo], learned: Footprints, *, strict: bool = True) -> Plan:
+    """Raises ConfigError when devices cannot be as configured; with strict=False that is the fault of the models that need them."""
+    config = on_this_machine(config, gpus, strict=strict)
     devices, refs = find_devices(config, gpus)
     engines = {model.id: describe(model) for model in config.models}
     models, estimates, keys, missing = [], {}, {}, {}
     for model in config.models:
         engine = engines[model.id]
         candidates = candidates_of(config, model, devices, engine, refs)
-        estimate = engine.estimate([refs[name] for name in candidates[:1]])
+        estimate = engine.estimate([refs[name] for name in candidates[:1] if name in refs])
         key = footprint_key(model, candidates, devices)
         lacking = model.misconfigured or engine.missing()
         if lacking:
             missing[model.id] = lacking
         estimates[model.id], keys[model.id] = estimate, key
-        models.append(lower_model(config, model, engine, estimate, candidates, learned.get(key)))
+        models.append(lower_model(config, model, engine, estimate, candidates, learned.get(key), lacking))
     groups = tuple(Group(group.id, frozenset(group.members), group.swap, group.exclusive, group.persistent) for group in config.groups)
     setup = Setup(devices, tuple(models), groups, policy_of(config))
     levels = {model.id: tuple(tier.level for tier in model.sleep) for model in models if model.sleep}
@@ -105,20 +106,66 @@ def make_plan(config: Config, gpus: Sequence[GpuInfo], learned: Footprints) -> P
 # ------------------------------------------------------------------ devices
 
 
+def on_this_machine(config: Config, gpus: Sequence[GpuInfo], *, strict: bool) -> Config:
+    """`config` as it can be here: with strict=False a model whose device is not here is kept, marked `misconfigured`.
+
+    Raises ConfigError with all that is not here otherwise.
+    """
+    absent = absent_devices(config, gpus)
+    names = [*gpu_names(config, gpus), "ram"]
+    problems = [Problem(config.path, 1, 1, f"devices.{name}", text) for name, text in absent.items()]
+    wrong = {
+        model.id: Problem(config.path, model.line, 1, f"models.{model.id}.device", text)
+        for model in config.models
+        if (text := homeless(model, names, tuple(absent)))
+    }
+    if strict and (problems or wrong):
+        raise ConfigError([*problems, *wrong.values()])
+    if not problems and not wrong:
+        return config
+    marks = {id: f"{problem.where}: {problem.message}" for id, problem in wrong.items()}
+    models = tuple(replace(one, misconfigured=one.misconfigured or marks[one.id]) if one.id in marks else one for one in config.models)
+    return replace(config, models=models, warnings=(*config.warnings, *map(str, problems)))
+
+
+def homeless(model: ModelConfig, names: Sequence[str], absent: tuple[str, ...]) -> str:
+    """A sentence where a model can be on none of the devices, or not on each that it names."""
+    for name in model.devices:
+        if name not in names:
+            return f"there is no device {name!r} here; known: {', '.join(names)}."
+    if not model.devices and absent and all(name == "ram" for name in names):
+        return f"no device for it is here: {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not on this machine."
+    return ""
+
+
+def gpu_names(config: Config, gpus: Sequence[GpuInfo]) -> list[str]:
+    """Every device but host RAM: those declared that can be had, or all that are found."""
+    absent = absent_devices(config, gpus)
+    declared = [device.id for device in config.devices if device.id != "ram"]
+    return [name for name in declared if name not in absent] if declared else [name_of(gpu, gpus) for gpu in gpus]
+
+
+def absent_devices(config: Config, gpus: Sequence[GpuInfo]) -> dict[str, str]:
+    """Declared devices that can neither be found nor be booked, each with a sentence."""
+    found = {name_of(gpu, gpus): gpu for gpu in gpus}
+    text = "is not on this machine and has no `memory`. Write how much may be used, for example memory: 24GiB."
+    unsized = (device for device in config.devices if device.id != "ram" and device.size.memory_mib is None)
+    return {device.id: text for device in unsized if device.size.probe == "none" or gpu_for(device.id, device, found) is None}
+
+
 def find_devices(config: Config, gpus: Sequence[GpuInfo]) -> tuple[tuple[Device, ...], dict[str, DeviceRef]]:
-    """Declared devices over what the machine has; host RAM is always one."""
+    """Declared devices over what the machine has; host RAM is always one.  What can neither be found nor be booked is left out."""
     found = {name_of(gpu, gpus): gpu for gpu in gpus}
     devices: list[Device] = []
     refs: dict[str, DeviceRef] = {}
     declared = {device.id: device for device in config.devices}
-    wanted = [name for name in declared if name != "ram"] or list(found)
-    for name in wanted:
+    for name in gpu_names(config, gpus):
         gpu = gpu_for(name, declared.get(name), found)
         if gpu is not None and (name not in declared or declared[name].size.probe != "none"):
             devices.append(gpu_device(name, gpu, declared.get(name)))
             refs[name] = DeviceRef(name, gpu.kind, "nvidia", gpu.uuid, gpu.index, gpu.total_mib)
         else:
-            devices.append(booked_device(config, declared[name]))
+            devices.append(booked_device(declared[name]))
             refs[name] = DeviceRef(name, "declared", total_mib=declared[name].size.memory_mib or 0)
     devices.append(ram_device(declared.get("ram")))
     refs["ram"] = DeviceRef("ram", "ram", total_mib=devices[-1].capacity_mib)
@@ -151,11 +198,9 @@ def gpu_device(name: str, gpu: GpuInfo, declared: DeviceConfig | None) -> Device
     return Device(name, gpu.kind, capacity, headroom, total, gpu.name)
 
 
-def booked_device(config: Config, declared: DeviceConfig) -> Device:
+def booked_device(declared: DeviceConfig) -> Device:
     """A device nobody can read: its memory is booked, never measured."""
-    if declared.size.memory_mib is None:
-        text = "is not on this machine and has no `memory`. Write how much may be used, for example memory: 24GiB."
-        raise ConfigError([Problem(config.path, 1, 1, f"devices.{declared.id}", text)])
+    assert declared.size.memory_mib is not None, f"{declared.id} can neither be found nor be booked"
     if declared.size.probe != "none":
         log.warning(
             "device %s is not on this machine or cannot be read: its %d MiB are booked, not measured", declared.id, declared.size.memory_mib
@@ -177,30 +222,33 @@ def ram_device(declared: DeviceConfig | None) -> Device:
 def candidates_of(
     config: Config, model: ModelConfig, devices: Sequence[Device], engine: Engine, refs: Mapping[str, DeviceRef]
 ) -> tuple[str, ...]:
-    """Where a model may go: as configured, as the operator's own environment pins it, or any GPU, or host RAM."""
-    names = [device.id for device in devices]
-    for name in model.devices:
-        if name not in names:
-            known = ", ".join(names)
-            raise ConfigError(
-                [Problem(config.path, model.line, 1, f"models.{model.id}.device", f"there is no device {name!r} here; known: {known}.")]
-            )
+    """Where a model may go: as configured, as the operator's own environment pins it, or any GPU, or host RAM.
+
+    Never elsewhere than to declared GPUs, though none of them is here: such a model is misconfigured, and takes nobody's room.
+    """
     if model.devices:
         return model.devices
     pinned = engine.pinned_devices()
     by_hand = tuple(name for name, ref in refs.items() if ref.uuid in pinned or (ref.index is not None and str(ref.index) in pinned))
     if by_hand:
         return by_hand
-    others = tuple(name for name in names if name != "ram")
-    return others or ("ram",)
+    others = tuple(device.id for device in devices if device.id != "ram")
+    return others or tuple(device.id for device in config.devices if device.id != "ram") or ("ram",)
 
 
 # ------------------------------------------------------------------ models
 
 
 def lower_model(
-    config: Config, model: ModelConfig, engine: Engine, estimate: Estimate, candidates: tuple[str, ...], learned: Learned | None
+    config: Config,
+    model: ModelConfig,
+    engine: Engine,
+    estimate: Estimate,
+    candidates: tuple[str, ...],
+    learned: Learned | None,
+    lacking: str = "",
 ) -> Model:
+    """`lacking`: what keeps it from being started."""
     costs = engine.costs(estimate)
     need, source = need_of(model, estimate, learned)
     floor = floor_of(model, estimate, candidates)
@@ -234,7 +282,7 @@ def lower_model(
         up_s=learned.up_s if learned is not None and learned.up_s is not None else costs.up_s,
         down_s=learned.down_s if learned is not None and learned.down_s is not None else costs.down_s,
         lone_start=engine.lone_start(),
-        misconfigured=model.misconfigured,
+        misconfigured=lacking,
         digest=digest_of(model),
         aliases=(*model.aliases, *model.filters.set_params_by_id),
     )

@@ -26,7 +26,7 @@ export function model(picture, {id}) {
   const more = details.id === m.id ? details.value : null;
   return h('div', {class: 'pad'}, top(m), facts(m, more), wordFor(m.id), files(m, fetchFault(m.id)),
     m.error ? h('p', {class: 'bad said'}, m.error) : null, m.blocked && m.blocked !== m.error ? h('p', {class: 'warn said'}, m.blocked) : null,
-    more?.missing ? h('p', {class: 'bad said'}, more.missing) : null,
+    more?.missing && more.missing !== m.blocked ? h('p', {class: 'bad said'}, more.missing) : null,
     h('div', {class: 'two'}, starts(m, more), footprint(m, more),
       h('section', {key: 'why'}, h('h2', {}, 'Why'), storyOf(store.stories[m.id], at => moment(at, serverNow()))),
       h('section', {key: 'day'}, h('h2', {}, 'Last 24 h'), more?.day ? day(more.day, serverNow()) : unavailable('Not available yet.', 'This server keeps no history of a day.')),
