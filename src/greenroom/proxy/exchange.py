@@ -155,7 +155,7 @@ class Exchange(RequestBody):
         self.key: Key | None = None
         self.upstream: Upstream | None = None
         self.status = self.bytes_out = 0
-        self.taken = 0  # of its body, by a peer, when that was last looked at
+        self.taken = 0  # of its body, when that was last looked at
         self.framing = NONE
         self.length: int | None = None
         self.pending: bytes | None = None  # the answer's head, not yet written
@@ -713,8 +713,9 @@ class Exchange(RequestBody):
 
     def tick(self, now: float) -> None:
         """Called by the sweep while this exchange is the client's active one."""
-        if self.grant is not None and self.grant.far is not None and self.phase is _SENT:
-            self._watch_peer(self.grant.far, now)
+        upstream = self.upstream
+        if upstream is not None and self.phase is _SENT:
+            self._look_at(upstream, now)
         if self.heard:
             self.heard = False
             if self.ticket is not None and self.phase in (_SENT, _TUNNEL):
@@ -722,14 +723,21 @@ class Exchange(RequestBody):
         if now >= self.comment_at and self.phase is _WAITING:
             self._comment(now)
 
-    def _watch_peer(self, far: Far, now: float) -> None:
-        """It has so long for the head of its answer, and so long between two pieces of it."""
-        upstream = self.upstream
-        if upstream is None:
-            return
+    def _look_at(self, upstream: Upstream, now: float) -> None:
+        """Who takes the body is heard of, and who is held back is not silent."""
         taken = self.size if upstream.sent else upstream.offset
-        if self.heard or upstream.held or taken != self.taken:
-            self.heard_at, self.taken = now, taken
+        if taken != self.taken:
+            self.heard = self.heard or self.taken > 0  # what is sent at once says nothing: the kernel takes it
+            self.taken = taken
+        if upstream.held and self.ticket is not None:
+            self.ticket.held()
+        if self.grant is not None and self.grant.far is not None:
+            self._watch_peer(self.grant.far, upstream, now)
+
+    def _watch_peer(self, far: Far, upstream: Upstream, now: float) -> None:
+        """It has so long for the head of its answer, and so long between two pieces of it."""
+        if self.heard or upstream.held:
+            self.heard_at = now
             return
         limit_s = far.stall_s if upstream.headed or not upstream.sent else far.response_s
         if limit_s is None or now - self.heard_at < limit_s:
