@@ -46,6 +46,7 @@ class FakeTicket:
     admissions: FakeAdmissions
     events: list[tuple[Any, ...]] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    beats: int = 0  # times that it was called alive
 
     def _note(self, *event: Any) -> None:
         self.events.append(event)
@@ -65,8 +66,13 @@ class FakeTicket:
         self._note("quiet", is_quiet)
 
     def alive(self) -> None:
+        self.beats += 1
         if ("alive",) not in self.events:
             self._note("alive")
+
+    def held(self) -> None:
+        if ("held",) not in self.events:
+            self._note("held")
 
     def progress(self) -> str:
         return "loading, about 12 s"

@@ -18,6 +18,7 @@ from greenroom.proxy.bodies import (
     BadBody,
     FormPeek,
     encoding_refusal,
+    form_type,
     is_form,
     needs_rewrite,
     peek,
@@ -175,6 +176,14 @@ def test_use_model_name_is_written_even_when_the_body_named_none() -> None:
     assert rewrite_json(b'{"q":1}', ModelRoute("m", use_model_name="real"), "m") == b'{"q":1,"model":"real"}'
 
 
+def test_a_rewritten_body_names_one_model_to_any_reader() -> None:
+    """To those that take the first of two keys, the last, or do not tell case apart."""
+    body = b'{"model":"a","Model":"b","x":{"model":"c"},"MODEL":"d","mod\\u0065l":"e"}'
+
+    assert peek_json(body).model == "e"
+    assert rewrite_json(body, ModelRoute("m", use_model_name="real"), "e") == b'{"model":"real","x":{"model":"c"}}'
+
+
 def test_filters_apply_in_order_and_never_touch_model() -> None:
     """Strip, then set, then set by the name the client used; `model` is protected from all three."""
     model = ModelRoute(
@@ -280,6 +289,11 @@ def read_in_pieces(body: bytes, content_type: bytes, size: int) -> FormPeek:
     return form
 
 
+def patched(body: bytes, form: FormPeek, name: str) -> bytes:
+    start, end, put = form.patch(name)
+    return body[:start] + put + body[end:]
+
+
 @pytest.mark.parametrize("parts", [(FILE, MODEL), (MODEL, FILE), (a_part('form-data; name="x"', b""), MODEL), (MODEL,)])
 def test_the_model_field_is_found_wherever_it_stands(parts: tuple[bytes, ...]) -> None:
     """Before or after the file; its span are the offsets of its value."""
@@ -330,7 +344,7 @@ _VALUES = st.lists(st.sampled_from(_LOOKALIKES), max_size=12).map(b"".join)
 @given(st.lists(_VALUES, max_size=5), st.integers(0, 5), st.integers(1, 9))
 def test_content_that_looks_like_a_boundary_is_content(values: list[bytes], place: int, size: int) -> None:
     """A line is a boundary only when nothing but blanks follows it; fed in small pieces as well."""
-    values = [value for value in values if b"\r\n--XbX" not in (b"\r\n" + value + b"\r\n").replace(b"\r\n--XbXy", b"")]
+    values = [value for value in values if b"\n--XbX" not in (b"\r\n" + value + b"\r\n").replace(b"\n--XbXy", b"")]
     parts = [a_part('form-data; name="x"; filename="x"', value) for value in values]
     parts.insert(min(place, len(parts)), MODEL)
     body = b"".join(parts) + END
@@ -372,8 +386,6 @@ def test_a_model_after_a_40_mb_file_costs_little_memory() -> None:
         ('form-data; x="; name=stream"; name="model"', "v"),
         ('form-data; name="mod\\"el"', None),
         ('form-data; name="m\\odel"', None),
-        ('form-data; name="model"; filename="model.bin"', None),
-        ('form-data; name="Model"', None),
         ('form-data; name="models"', None),
         ('form-data; filename="model"', None),
         ("form-data", None),
@@ -421,6 +433,52 @@ BROKEN_FORMS = [
     (b"--XbX\r\nX: " + b"y" * (PART_HEAD_BYTES_MAX + 10) + b"\r\n\r\nv\r\n" + END, "bad_form"),
     (b"--XbX\r\n\r\n\r\n" * 10_001 + END, "bad_form"),
 ]
+
+OTHER = b"\r\n\r\nother\r\n"
+# Each holds a `model` that some reader finds, and ours would not.
+AMBIGUOUS_FORMS = [
+    (a_part('form-data; name="model"; filename="model.bin"', b"other"), "bad_model"),
+    (a_part('form-data; name="model"; filename=""', b"other"), "bad_model"),
+    (a_part('form-data; name="Model"', b"other"), "bad_model"),
+    (a_part("form-data; name*=utf-8''model", b"other"), "bad_form"),
+    (a_part('form-data; name*0="mod"; name*1="el"', b"other"), "bad_form"),
+    (a_part('form-data; name="x"; name="model"', b"other"), "bad_form"),
+    (a_part('form-data; name="x"', b"other", 'Content-Disposition: form-data; name="model"'), "bad_form"),
+    (b'--XbX\r\nContent-Disposition: form-data;\r\n name="model"' + OTHER, "bad_form"),
+    (b'--XbX\r\n\tContent-Disposition: form-data; name="model"' + OTHER, "bad_form"),
+    (b'--XbX\r\nX: y\nContent-Disposition: form-data; name="model"' + OTHER, "bad_form"),
+    (b'--XbX\r\nX: y\rContent-Disposition: form-data; name="model"' + OTHER, "bad_form"),
+    (b'--XbX\nContent-Disposition: form-data; name="model"' + OTHER, "bad_form"),
+    (b'preamble\n--XbX\r\nContent-Disposition: form-data; name="model"' + OTHER, "bad_form"),
+    (b'--XbX y\r\nContent-Disposition: form-data; name="model"' + OTHER, "bad_form"),
+    (b'--XbX\r\r\nContent-Disposition: form-data; name="model"' + OTHER, "bad_form"),
+    (a_part('form-data; name="x"', b'\n--XbX\r\nContent-Disposition: form-data; name="model"' + OTHER[:-2]), "bad_form"),
+    (a_part('form-data; name="x"', b"y\n--XbX--"), "bad_form"),
+]
+
+
+@pytest.mark.parametrize(("part", "code"), AMBIGUOUS_FORMS)
+def test_a_form_in_which_others_may_find_another_model_is_refused(part: bytes, code: str) -> None:
+    """Before the plain field or after it, whole or in pieces; what stands behind the last boundary is no form to anybody."""
+    for body in (part + MODEL + END, MODEL + part + END):
+        for size in (len(body), 7, 1):
+            with pytest.raises(BadBody) as caught:
+                read_in_pieces(body, MULTIPART, size)
+            assert (caught.value.refusal.status, caught.value.refusal.code) == (400, code)
+    assert read_whole(MODEL + END + part).model == "whisper-1"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "said"),
+    [
+        (b"multipart/form-data; boundary=XbX; boundary=other", b'multipart/form-data; boundary="XbX"'),
+        (b'Multipart/Form-Data; charset=x; boundary="a\\"b c"', b'multipart/form-data; boundary="a\\"b c"'),
+        (b"application/x-www-form-urlencoded; charset=utf-16", b"application/x-www-form-urlencoded"),
+    ],
+)
+def test_the_type_of_a_form_is_said_plainly(content_type: bytes, said: bytes) -> None:
+    """With the boundary that it was read with, and nothing else."""
+    assert form_type(content_type) == said
 
 
 @pytest.mark.parametrize(("body", "code"), BROKEN_FORMS)
@@ -475,12 +533,24 @@ def test_the_model_of_a_form_can_be_spliced() -> None:
     body = FILE + MODEL + a_part('form-data; name="language"', b"de", "Content-Type: text/plain") + END
     form = read_whole(body)
 
-    assert form.model_span is not None
-    start, end = form.model_span
-    got = body[:start] + form.replacement("large-v3/é") + body[end:]
+    got = patched(body, form, "large-v3/é")
 
     assert got == body.replace(b"whisper-1", "large-v3/é".encode())
     assert read_whole(got).model == "large-v3/é"
+
+
+@pytest.mark.parametrize("preamble", [b"", b"This is a form.\r\n"])
+def test_a_form_without_a_model_gets_a_field_of_its_own(preamble: bytes) -> None:
+    """Before all others, whose bytes stay."""
+    body = preamble + FILE + END
+
+    got = patched(body, read_in_pieces(body, MULTIPART, 7), "n")
+
+    assert got == preamble + a_part('form-data; name="model"', b"n") + FILE + END
+    assert read_whole(got).model == "n"
+    bare = preamble + END
+    assert read_whole(patched(bare, read_whole(bare), "n")).model == "n"
+    assert patched(b"a=b", read_whole(b"a=b", URLENCODED), "n &") == b"model=n+%26&a=b"
 
 
 # ------------------------------------------------------------------------------------------------------------ urlencoded
@@ -493,9 +563,7 @@ def test_urlencoded_names_are_decoded_and_can_be_spliced(name: str) -> None:
     form = read_in_pieces(body, URLENCODED, 1)
 
     assert (form.model, form.stream) == (name, True)
-    assert form.model_span is not None
-    start, end = form.model_span
-    changed = body[:start] + form.replacement("n &=é") + body[end:]
+    changed = patched(body, form, "n &=é")
     assert changed == urlencode({"a": "x=y&z", "model": "n &=é", "stream": "true"}).encode()
 
 

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from greenroom.proxy.admission import Catalog, ModelRoute
-from greenroom.proxy.targets import CACHED_TARGETS_MAX, RERANK_PATHS, Kind, route
+from greenroom.proxy.targets import CACHED_TARGETS_MAX, RERANK_PATHS, Kind, route, with_model
 
 ODD_NAMES = ("plain", "org/name:tag", "Fam3.5-27B:UD-IQ3_XXS", "modèle 7b", "a+b")
 
@@ -398,3 +398,58 @@ def test_what_a_query_holds_steers_no_engine() -> None:
     assert route(b"POST", b"/upstream/m/sleep?level=1", catalog).error is not None
     assert route(b"POST", b"/upstream/m/sleep%3Flevel=1", catalog).error is not None
     assert route(b"POST", b"/upstream/m/x%3F/../sleep", catalog).error is not None
+
+
+# --------------------------------------------------------------------------------------------------- models of peers
+
+FAR = Catalog(
+    models={"m": ModelRoute("m"), **{name: ModelRoute(name, is_remote=True, may_travel=True) for name in ("far", "p/far", "b/c")}},
+    names={name: name for name in ("m", "far", "p/far", "b/c")},
+)
+
+
+@pytest.mark.parametrize("name", ["far", "p/far"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/v1/rerank", "/v1/audio/transcriptions", "/v1/responses/r1/cancel"])
+def test_an_inference_path_of_a_peers_model_is_no_raw_route(name: str, path: str) -> None:
+    """Its body is read as at the path itself, and the model is settled."""
+    found = route(b"POST", f"/upstream/{name}{path}?x=1".encode(), FAR)
+
+    assert (found.kind, found.path, found.name, found.is_settled, found.error) == (Kind.INFERENCE, f"{path}?x=1".encode(), name, True, None)
+    assert found.rerank == (path == "/v1/rerank")
+    assert route(b"POST", path.encode(), FAR).is_settled is False
+
+
+def test_a_model_of_this_machine_is_reached_raw() -> None:
+    """Its engine is its own, whatever a body says."""
+    found = route(b"POST", b"/upstream/m/v1/chat/completions?model=far", FAR)
+
+    assert (found.kind, found.path, found.name) == (Kind.UPSTREAM, b"/v1/chat/completions?model=far", "m")
+
+
+@pytest.mark.parametrize("query", ["model=m", "model=p/far", "x=1&model=nobody"])
+def test_path_and_query_may_not_name_two_models_of_a_peer(query: str) -> None:
+    """Neither would be right."""
+    error = route(b"GET", f"/upstream/far/v1/realtime?{query}".encode(), FAR).error
+
+    assert error is not None
+    assert (error.status, error.code) == (400, "two_models")
+    assert route(b"GET", b"/upstream/far/v1/realtime?model=far", FAR).error is None
+
+
+@pytest.mark.parametrize(
+    ("target", "put", "inserted"),
+    [
+        (b"/x", b"/x", b"/x?model=n"),
+        (b"/x?", b"/x?", b"/x?model=n"),
+        (b"/x?a=model", b"/x?a=model", b"/x?a=model&model=n"),
+        (b"/x?model=far&a=1", b"/x?model=n&a=1", b"/x?model=n&a=1"),
+        (b"/x?model=far&%6dod%65l=other", b"/x?model=n&model=n", b"/x?model=n&model=n"),
+        (b"/x?a=1;model=other&Model=other&+model", b"/x?a=1;model=n&model=n&model=n", b"/x?a=1;model=n&model=n&model=n"),
+        (b"/x?model", b"/x?model=n", b"/x?model=n"),
+        (b"/x?supermodel=far", b"/x?supermodel=far", b"/x?supermodel=far&model=n"),
+    ],
+)
+def test_a_query_names_one_model_to_any_reader(target: bytes, put: bytes, inserted: bytes) -> None:
+    """However a name is spelt, and wherever some readers separate pairs; all else keeps its bytes."""
+    assert with_model(target, "n") == put
+    assert with_model(target, "n", insert=True) == inserted

@@ -248,6 +248,19 @@ async def test_signs_of_life_are_those_of_requests_in_flight(door: Door) -> None
     assert (list(began), silent, door.oldest_beats()) == (["a"], {}, {})
 
 
+async def test_while_one_request_is_held_back_no_silence_of_its_engine_counts(door: Door) -> None:
+    """An engine with one thread answers nobody while it writes to a client that does not read."""
+    held, _ = await a_hot_visit(door)
+    other, _ = asks(door)
+    assert other.in_flight
+    held.held()
+    held_at = door.oldest_beats()["a"]
+    held.finish(Outcome.OK, 200, 0, None)
+
+    assert other.last_beat < held_at
+    assert door.oldest_beats() == {"a": held_at}  # from then on it is the engine's own
+
+
 async def test_a_silent_tunnel_is_told_to_the_scheduler(door: Door) -> None:
     """And when it speaks again."""
     visit, _ = await a_hot_visit(door)

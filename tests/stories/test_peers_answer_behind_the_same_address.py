@@ -141,6 +141,27 @@ async def test_two_greenrooms_that_name_each_other_do_not_send_a_request_in_circ
             assert "has passed 3 greenrooms" in lost.error["message"]
 
 
+async def test_a_raw_path_leads_to_no_other_model_of_a_peer(tmp_path: Path) -> None:
+    """Whatever the body says: a peer serves more than what is named here."""
+    async with (
+        a_rig(tmp_path / "far", {"chat": fake(), "secret": fake()}) as far,
+        a_rig(tmp_path / "near", {}, config={"peers": {"box": peer(far, {"small": "chat"})}}) as near,
+    ):
+        raw, kind = "/upstream/small/v1/chat/completions", {"Content-Type": "application/json"}
+        bodies = (
+            b'{"messages":[]}',
+            b'{"messages":[],"model":"small"}',
+            b'{"model":"secret","Model":"secret","messages":[],"model":"small"}',
+        )
+        for body in bodies:
+            reply = await (await near.send("POST", raw, body, kind)).rest()
+            assert (reply.status, reply.headers["x-greenroom-model"]) == (200, "small")
+        for name in ("secret", "chat"):
+            other = await (await near.ask(name, path=raw)).rest()
+            assert (other.status, other.error["code"]) == (400, "two_models")
+        assert (far.starts("chat"), far.starts("secret")) == (1, 0)
+
+
 async def test_a_machine_without_room_hands_on_and_keeps_what_fits(tmp_path: Path) -> None:
     """One row in the ledger, with who answered; two full machines that help each other out pass a request on once."""
     async with a_rig(tmp_path / "far", {"m": fake(vram=1000)}) as far:

@@ -93,7 +93,10 @@ class Ticket(Protocol):
         """A tunnel fell silent or spoke again."""
 
     def alive(self) -> None:
-        """A byte came from the engine (called at most a few times a second)."""
+        """A byte came from the engine, or it took one (called at most a few times a second)."""
+
+    def held(self) -> None:
+        """The engine is not read at present, because the client does not read: its silence is our doing (called as often)."""
 
     def progress(self) -> str:
         """For people, while waiting: `loading, about 12 s` or `queued behind agent-32b, about 40 s`."""

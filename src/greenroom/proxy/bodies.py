@@ -123,7 +123,8 @@ def needs_rewrite(route: ModelRoute, asked: str) -> bool:
 def rewrite_json(body: bytes | bytearray, route: ModelRoute, asked: str) -> bytes:
     """The body with the model's filters applied: useModelName, strip, set, set by id; `model` is never stripped or set.
 
-    Keys keep their order, untouched values their bytes.  Names of parameters may be dotted paths.
+    Keys keep their order, untouched values their bytes; of a key that stands there twice the last one stays, which is
+    the one that was looked at.  Names of parameters may be dotted paths.
     Raises BadBody when the body is no JSON object.
     """
     try:
@@ -131,6 +132,8 @@ def rewrite_json(body: bytes | bytearray, route: ModelRoute, asked: str) -> byte
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise _bad("bad_json", "The body is not a JSON object; send an object with a `model`.") from exc
     if route.use_model_name is not None:
+        for name in [name for name in fields if name != "model" and name.lower() == "model"]:
+            del fields[name]  # readers that do not tell case apart would take it for `model`
         fields["model"] = _raw(route.use_model_name)
     for path in route.strip_params:
         if path != "model":
@@ -234,6 +237,14 @@ def peek(body: bytes | bytearray, content_type: bytes) -> Peek:
     return Peek(form.model, form.stream)
 
 
+def form_type(content_type: bytes) -> bytes:
+    """The Content-Type of a form with nothing in it that two readers may read differently."""
+    if content_type[:1] in b"aA":
+        return b"application/x-www-form-urlencoded"
+    boundary = _parameters(content_type).get(b"boundary", b"")
+    return b'multipart/form-data; boundary="%b"' % re.sub(rb"([\"\\])", rb"\\\1", boundary)
+
+
 def _parameters(value: bytes) -> dict[bytes, bytes]:
     """`; name=value` parameters of a header, names lower-case, quotes undone; the first of a name counts."""
     found: dict[bytes, bytes] = {}
@@ -286,21 +297,33 @@ class FormPeek:
         """The body is whole.  Raises BadBody when the form is not."""
         self._reader.finish()
 
-    def replacement(self, name: str) -> bytes:
-        """Another model's name, written as this form writes values: what to put in place of `model_span`."""
-        return name.encode() if self.is_multipart else quote_plus(name).encode()
+    def patch(self, name: str) -> tuple[int, int, bytes]:
+        """(start, end, bytes to put there), so that the form names this model; a field of its own where it has none."""
+        value = name.encode() if self.is_multipart else quote_plus(name).encode()
+        span = self._reader.model_span
+        if span is not None:
+            return (*span, value)
+        start = self._reader.starts_at
+        return start, start, self._reader.field(value)
 
 
 class _Fields:
     """The two fields we remember."""
 
-    __slots__ = ("fields", "model_span")
+    __slots__ = ("fields", "model_span", "starts_at")
 
     wanted = frozenset({b"model", b"stream"})
 
     def __init__(self) -> None:
         self.fields: dict[bytes, str] = {}
         self.model_span: tuple[int, int] | None = None
+        self.starts_at = 0  # where a field may be put in
+
+    def known(self, name: bytes) -> bytes | None:
+        """The name, when it is one we remember."""
+        if name != b"model" and name.lower() == b"model":  # some readers do not tell case apart
+            raise _bad("bad_model", f"The form has a field `{name.decode()}`; write it `model`.")
+        return name if name in self.wanted else None
 
     def keep(self, name: bytes, value: bytes, start: int, end: int) -> None:
         try:
@@ -319,14 +342,14 @@ class _Fields:
 
 
 class _Multipart(_Fields):
-    __slots__ = ("_at", "_base", "_buffer", "_delimiter", "_name", "_parts", "_scanned")
+    __slots__ = ("_at", "_base", "_buffer", "_line", "_name", "_parts", "_scanned")
 
     def __init__(self, content_type: bytes) -> None:
         super().__init__()
         boundary = _parameters(content_type).get(b"boundary", b"")
         if not boundary or len(boundary) > BOUNDARY_BYTES_MAX:
             raise _bad("bad_form", f"multipart/form-data needs a boundary of 1 to {BOUNDARY_BYTES_MAX} bytes in Content-Type.")
-        self._delimiter = b"\r\n--" + boundary
+        self._line = b"\n--" + boundary
         self._buffer = bytearray(b"\r\n")  # so that a boundary at the very start is like any other
         self._base = -2  # offset of the buffer's first byte in the body
         self._scanned = 0  # of the buffer: known to hold no boundary
@@ -345,6 +368,10 @@ class _Multipart(_Fields):
         if self._at is not _At.END:
             raise _bad("bad_form", "The multipart body ends before its last boundary; send it whole, with the boundary of Content-Type.")
 
+    def field(self, value: bytes) -> bytes:
+        """A part that names a model."""
+        return b'%b\r\nContent-Disposition: form-data; name="model"\r\n\r\n%b\r\n' % (self._line[1:], value)
+
     def _step(self) -> bool:
         """Go on by one boundary or one head; False: more bytes are needed."""
         if self._at is _At.HEAD:
@@ -358,24 +385,27 @@ class _Multipart(_Fields):
 
     def _read_body(self) -> bool:
         buffer = self._buffer
-        found = buffer.find(self._delimiter, self._scanned)
+        found = buffer.find(self._line, self._scanned)
         if found < 0:
-            self._scanned = max(0, len(buffer) - len(self._delimiter) + 1)
+            self._scanned = max(0, len(buffer) - len(self._line))  # with what may be before such a line
             if self._name is None:
                 self._drop(self._scanned)
-            elif len(buffer) > MODEL_NAME_BYTES_MAX + len(self._delimiter) + 2:
+            elif len(buffer) > MODEL_NAME_BYTES_MAX + len(self._line) + 3:
                 raise _too_long(self._name)
             return False
-        line = found + len(self._delimiter)
+        line = found + len(self._line)
         rest = bytes(buffer[line : line + PADDING_BYTES_MAX + 2])
         ending = rest.lstrip(b" \t")[:2]
         if ending in {b"", b"\r", b"-"} and len(rest) < PADDING_BYTES_MAX + 2:
             self._scanned = found
             return False  # cannot be told yet
-        if ending != b"\r\n" and rest[:2] != b"--":
+        if buffer[found - 1 : found] != b"\r" or (ending != b"\r\n" and rest[:2] != b"--"):
+            if rest[:1] in _ENDS_A_BOUNDARY:
+                message = "A line of the multipart body may be its boundary, or not; end boundaries with CR LF, or choose another one."
+                raise _bad("bad_form", message)
             self._scanned = found + 1  # a longer line that begins alike is content
             return True
-        self._end_part(found)
+        self._end_part(found - 1)
         if ending != b"\r\n":
             self._at = _At.END
             self._buffer.clear()
@@ -386,6 +416,8 @@ class _Multipart(_Fields):
         return True
 
     def _end_part(self, found: int) -> None:
+        if not self._parts:
+            self.starts_at = self._base + found + 2
         if self._name is not None:
             end = max(2, found)  # the buffer still begins with the line end of the head
             self.keep(self._name, bytes(self._buffer[2:end]), self._base + 2, self._base + end)
@@ -402,7 +434,7 @@ class _Multipart(_Fields):
         if self._parts > PARTS_MAX:
             raise _bad("bad_form", f"The form has more than {PARTS_MAX:,} parts; send fewer.")
         name = _field_name(bytes(buffer[:end]))
-        self._name = name if name in self.wanted else None
+        self._name = self.known(name) if name is not None else None
         # One line end stays: it may be the one before a boundary (a part with nothing in it).
         self._drop(end + 2 if end else 0)
         self._scanned = 0
@@ -414,19 +446,32 @@ def _too_long(name: bytes) -> BadBody:
     return _bad("bad_model", f"The form's `{name.decode()}` is longer than {MODEL_NAME_BYTES_MAX} bytes; name one of GET /v1/models.")
 
 
+_ENDS_A_BOUNDARY = b" \t\r\n-"  # a line that goes on otherwise is none, to any reader
+_ODD_HEAD = re.compile(rb"(?:\A|\n)[ \t]|\r(?!\n)|(?<!\r)\n|\0")  # folded lines, other line ends
+
+
 def _field_name(head: bytes) -> bytes | None:
-    """The name of a part that is a plain field; None for files and for parts without a name."""
-    for line in head.split(b"\r\n"):
-        name, colon, value = line.partition(b":")
-        if colon and name.strip().lower() == b"content-disposition":
-            parameters = _parameters(value)
-            if b"filename" in parameters or b"filename*" in parameters:
-                return None
-            return parameters.get(b"name")
+    """The name of a part that is a plain field; None for files and for parts without a name.
+
+    Raises BadBody for a head in which other readers may find another name.
+    """
+    if _ODD_HEAD.search(head):
+        raise _bad("bad_form", "A part's header has a folded line or one that does not end with CR LF; write one header a line.")
+    lines = [line.partition(b":") for line in head.split(b"\r\n")]
+    told = [value for name, colon, value in lines if colon and name.strip().lower() == b"content-disposition"]
+    names = [name.lower() for value in told for name, _, _ in _PARAMETER.findall(value)]
+    if len(told) > 1 or names.count(b"name") > 1 or any(name.startswith(b"name*") for name in names):
+        raise _bad("bad_form", "A part of the form has several names, or one that is encoded; give it one plain `name`.")
+    parameters = _parameters(told[0]) if told else {}
+    field = parameters.get(b"name")
+    if b"filename" not in parameters and b"filename*" not in parameters:
+        return field
+    if field is not None and field.lower() == b"model":  # a field to readers that look at what the file is called
+        raise _bad("bad_model", "The form's `model` is a file; send it as a plain field.")
     return None
 
 
-_FIRST_LETTERS = frozenset({b"m", b"s", b"%"})  # of a wanted name, as it may be written
+_FIRST_LETTERS = frozenset({b"m", b"M", b"s", b"%"})  # of a wanted name, as it may be written
 
 
 class _Urlencoded(_Fields):
@@ -472,7 +517,10 @@ class _Urlencoded(_Fields):
         if len(name) > FIELD_NAME_BYTES_MAX:
             return None
         decoded = unquote_plus(name.decode("latin-1"), encoding="latin-1").encode("latin-1")
-        return decoded if decoded in self.wanted else None
+        return self.known(decoded)
+
+    def field(self, value: bytes) -> bytes:
+        return b"model=" + value + b"&"
 
     def _end_pair(self) -> None:
         name, equals, value = bytes(self._pair).partition(b"=")

@@ -91,6 +91,7 @@ _PARAMS: Mapping[str, str] = {
     "model_not_found": "model",
     "no_model": "model",
     "bad_model": "model",
+    "two_models": "model",
     "bad_documents": "documents",
     "bad_query": "query",
     "bad_top_n": "top_n",
@@ -248,6 +249,18 @@ def far_path(path: str, model: str) -> Refusal:
     """For what /upstream/MODEL/ does not carry to another server."""
     message = f"{shown(path)} is not relayed: {shown(model)} is served by a peer, which gets inference requests only; ask it there."
     return Refusal(404, "peer_path", message)
+
+
+def two_models(path: str, other: str) -> Refusal:
+    """For what /upstream/MODEL/ carries to another server, which serves several."""
+    message = f"The path names {shown(path)} and the request itself {shown(other)}; name the same, or none beside the path."
+    return bad_request("two_models", message)
+
+
+def moved(model: str) -> Refusal:
+    """The configuration was read again between the head of a request and the end of its body."""
+    message = f"{shown(model)} moved to a peer while this request came in; send it again."
+    return Refusal(503, "moved", message, retry_after_s=1.0)
 
 
 def engine_control(path: str) -> Refusal:

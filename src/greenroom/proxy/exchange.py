@@ -24,6 +24,7 @@ from .heads import (
     FROM_A_FRONT,
     KINDS,
     LAST_CHUNK,
+    NAMES_A_MODEL,
     Headers,
     body_kind,
     far_lines,
@@ -63,9 +64,15 @@ class Phase(IntEnum):
 
 KEYS_DROPPED: Final = DROPPED | STRIPPED
 FAR_DROPPED: Final = (
-    KEYS_DROPPED | FROM_A_FRONT | {b"cookie", b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"}
+    KEYS_DROPPED
+    | FROM_A_FRONT
+    | NAMES_A_MODEL
+    | {b"cookie", b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"}
 )
-"""Not for peers: who asks, and which page may, was settled here."""
+"""Not for peers: who asks, for what, and which page may, was settled here."""
+
+FAR_BODY_DROPPED: Final = FAR_DROPPED | {b"content-type"}
+"""How a body was read is said anew."""
 
 HOPS_HEADER: Final = b"x-greenroom-hops"
 _INFERENCE: Final = Kind.INFERENCE
@@ -155,7 +162,7 @@ class Exchange(RequestBody):
         self.key: Key | None = None
         self.upstream: Upstream | None = None
         self.status = self.bytes_out = 0
-        self.taken = 0  # of its body, by a peer, when that was last looked at
+        self.taken = 0  # of its body, when that was last looked at
         self.framing = NONE
         self.length: int | None = None
         self.pending: bytes | None = None  # the answer's head, not yet written
@@ -198,6 +205,9 @@ class Exchange(RequestBody):
         name = route.name
         if self.size or self.method == b"POST":
             peek = self.peek()
+            if route.is_settled and peek.model is not None and peek.model != name:
+                self.refuse(errors.two_models(name or "", peek.model))
+                return
             name = peek.model or name
             self.stream = peek.stream
         self._ask(route, name)
@@ -237,10 +247,13 @@ class Exchange(RequestBody):
         client = holder.name or self.client.peer
         wish = Wish(model_id, asked, path, client, deadline_s=self.deadline_s, glance=not route.may_start)
         if model.may_travel:
+            is_raw = route.kind is not _INFERENCE
+            if is_raw and model.is_remote:  # it was not when the head was read
+                self.refuse(errors.moved(model_id))
+                return
             self.asked_name = name or ""  # "": the default, which a peer has to be told
-            # What is asked of one engine raw (/upstream) is not for another server, unless only that has the model.
-            is_stuck = route.kind is not _INFERENCE and not model.is_remote
-            wish.hops = HOPS_MAX if is_stuck else hops([value for name, value in self.headers if name == HOPS_HEADER])
+            # What is asked of one engine raw (/upstream) is not for another server.
+            wish.hops = HOPS_MAX if is_raw else hops([value for name, value in self.headers if name == HOPS_HEADER])
         self.ticket = plane.admissions.ask(wish, self)
         if self.phase is _ASKING:
             self.phase = _WAITING
@@ -333,7 +346,7 @@ class Exchange(RequestBody):
         if route is None or model is None or not self.size or route.kind is not _INFERENCE:
             return
         if far is not None:
-            self.rewrite_plain(far.route, self.asked_name)
+            self.rewrite_far(far.route, self.asked_name)
         else:
             self.rewrite(route, model, self.asked_name or model.id)
 
@@ -398,14 +411,15 @@ class Exchange(RequestBody):
         extra = grant.secret_headers if grant is not None else self._who()
         dropped = KEYS_DROPPED if control or extra or self.client.server.plane.keys.required else DROPPED
         if grant is not None and grant.far is not None:
-            dropped, extra = FAR_DROPPED, [*extra, *self._for_peer(grant.far)]
+            dropped = FAR_BODY_DROPPED if self.size else FAR_DROPPED
+            extra = [*extra, *self._for_peer(grant.far)]
         if self.options:
             dropped = dropped | frozenset(self.options)
         if self.plan is not None or self.early:
             dropped = dropped | {b"accept-encoding"}  # the answer has to be read, or is inside a stream that has begun
         path = self.plan.path if self.plan is not None else self.route.path
-        if grant is not None and grant.far is not None and self.route.name is not None and self.route.kind is _INFERENCE:
-            path = with_model(path, grant.far.route.use_model_name or grant.model)
+        if grant is not None and grant.far is not None:
+            path = with_model(path, grant.far.route.use_model_name or grant.model, insert=not self.size)
         if grant is not None and grant.base_path:
             path = grant.base_path.encode("latin-1") + path
         host = self._client_host() if grant is None else grant.wire[1]
@@ -419,6 +433,8 @@ class Exchange(RequestBody):
 
     def _for_peer(self, far: Far) -> Headers:
         told: Headers = [(HOPS_HEADER, b"%d" % far.hops)]
+        if self.size:
+            told.append((b"content-type", self.far_type()))
         if self.deadline_s is not None:
             left_s = self.deadline_s - (self.admitted_at - self.asked_at)
             told.append((b"x-greenroom-deadline-ms", b"%d" % max(1, round(left_s * 1000))))
@@ -713,8 +729,9 @@ class Exchange(RequestBody):
 
     def tick(self, now: float) -> None:
         """Called by the sweep while this exchange is the client's active one."""
-        if self.grant is not None and self.grant.far is not None and self.phase is _SENT:
-            self._watch_peer(self.grant.far, now)
+        upstream = self.upstream
+        if upstream is not None and self.phase is _SENT:
+            self._look_at(upstream, now)
         if self.heard:
             self.heard = False
             if self.ticket is not None and self.phase in (_SENT, _TUNNEL):
@@ -722,14 +739,21 @@ class Exchange(RequestBody):
         if now >= self.comment_at and self.phase is _WAITING:
             self._comment(now)
 
-    def _watch_peer(self, far: Far, now: float) -> None:
-        """It has so long for the head of its answer, and so long between two pieces of it."""
-        upstream = self.upstream
-        if upstream is None:
-            return
+    def _look_at(self, upstream: Upstream, now: float) -> None:
+        """Who takes the body is heard of, and who is held back is not silent."""
         taken = self.size if upstream.sent else upstream.offset
-        if self.heard or upstream.held or taken != self.taken:
-            self.heard_at, self.taken = now, taken
+        if taken != self.taken:
+            self.heard = self.heard or self.taken > 0  # what is sent at once says nothing: the kernel takes it
+            self.taken = taken
+        if upstream.held and self.ticket is not None:
+            self.ticket.held()
+        if self.grant is not None and self.grant.far is not None:
+            self._watch_peer(self.grant.far, upstream, now)
+
+    def _watch_peer(self, far: Far, upstream: Upstream, now: float) -> None:
+        """It has so long for the head of its answer, and so long between two pieces of it."""
+        if self.heard or upstream.held:
+            self.heard_at = now
             return
         limit_s = far.stall_s if upstream.headed or not upstream.sent else far.response_s
         if limit_s is None or now - self.heard_at < limit_s:

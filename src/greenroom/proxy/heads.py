@@ -165,6 +165,11 @@ def response_head(status: int, lines: Iterable[bytes], extra: bytes, framing: by
     return b"".join((b"HTTP/1.1 %d %b\r\n" % (status, reason(status)), *lines, extra, framing, b"\r\n"))
 
 
+# By which gateways of models choose one, or the server that has it, in place of the `model` that was looked at here.
+NAMES_A_MODEL: Final = frozenset(
+    (b"x-gateway-model-name", b"x-gateway-base-model-name", b"x-gateway-destination-endpoint", b"x-ai-eg-model", b"x-prefiller-host-port")
+)
+
 # What another server says of its own host, which to a client would be ours.
 _OF_ITS_HOST: Final = frozenset(
     (b"set-cookie", b"strict-transport-security", b"alt-svc", b"clear-site-data", b"refresh", b"location", b"www-authenticate", b"nel")

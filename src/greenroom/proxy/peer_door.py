@@ -364,6 +364,9 @@ class PeerVisit:
     def alive(self) -> None:
         """Nobody watches: the data plane does it itself."""
 
+    def held(self) -> None:
+        """As little."""
+
     def progress(self) -> str:
         return f"asking {self.peer}" if self._target is not None else "waiting"
 
@@ -453,6 +456,9 @@ class Crossing:
 
     def alive(self) -> None:
         self._now().alive()
+
+    def held(self) -> None:
+        self._now().held()
 
     def progress(self) -> str:
         return self._now().progress()

@@ -129,7 +129,7 @@ class RequestBody:
     def rewrite(self, route: Route, model: ModelRoute, asked: str) -> None:
         """Apply the model's filters and its engine's rerank dialect to the body."""
         if self.was_form():
-            self._rewrite_form(model, asked)
+            self._rewrite_form(model)
             return
         body = self.body
         if bodies.needs_rewrite(model, asked):
@@ -141,25 +141,32 @@ class RequestBody:
             self.plan = plan
             self.source = plan.body
 
-    def rewrite_plain(self, model: ModelRoute, asked: str) -> None:
-        """Apply the model's filters alone, to the body as it came."""
+    def rewrite_far(self, model: ModelRoute, asked: str) -> None:
+        """What a peer gets: the model's filters alone, and its name there in the one place where a name is looked for.
+
+        Always, because its reader may find another `model` in a body than ours did.
+        """
         if self.was_form():
-            self._rewrite_form(model, asked)
-        elif bodies.needs_rewrite(model, asked):
+            self._rewrite_form(model)
+        else:
             self.source = bodies.rewrite_json(self.body, model, asked)
 
-    def _rewrite_form(self, model: ModelRoute, asked: str) -> None:
-        if model.use_model_name is None or model.use_model_name == asked:
+    def far_type(self) -> bytes:
+        """The Content-Type of `rewrite_far`: how the body was read here, whatever its label said."""
+        return bodies.form_type(self.content_type) if self.was_form() else b"application/json"
+
+    def _rewrite_form(self, model: ModelRoute) -> None:
+        name = model.use_model_name
+        if name is None:
             return
         form = self.form
         if form is None:
             form = FormPeek(self.content_type)
             form.feed(self.body)
             form.finish()
-        if form.model_span is None:
+        if form.model == name:
             return
-        start, end = form.model_span
-        put = form.replacement(model.use_model_name)
+        start, end, put = form.patch(name)
         if self.spool is not None:
             self.source = Patched(self.spool, start, end, put)
         else:

@@ -54,6 +54,7 @@ class Route:
     rerank: bool = False
     error: Refusal | None = None
     may_start: bool = True  # False: answered 409 unless the model is ready
+    is_settled: bool = False  # INFERENCE: the path names the model, and a body may name no other
     redirect: bytes | None = None
     allow: bytes = b""  # value of `Allow` with METHOD_NOT_ALLOWED
     changes: bool = False  # CONTROL: changes state, so a foreign page may not ask for it
@@ -470,9 +471,20 @@ def _upstream(method: bytes, target: bytes, path: bytes, memo: _Memo) -> Route:
         return Route(Kind.UPSTREAM, b"/", name, redirect=b"./" + path.rpartition(b"/")[2] + b"/" + query)
     if is_engine_control(method, forward.partition(b"?")[0], memo.catalog.control_words):
         return Route(Kind.UPSTREAM, forward, name, needs_model=True, error=errors.engine_control(_text(forward)))
-    if memo.catalog.models[memo.catalog.names[name]].is_remote and not _is_inference(method, forward.partition(b"?")[0]):
-        return Route(Kind.UPSTREAM, forward, name, needs_model=True, error=errors.far_path(_text(forward), name))
+    if memo.catalog.models[memo.catalog.names[name]].is_remote:
+        return _far(method, forward, name, memo)
     return Route(Kind.UPSTREAM, forward, name, needs_model=True, may_start=not _is_ignored(method, forward, memo))
+
+
+def _far(method: bytes, forward: bytes, name: str, memo: _Memo) -> Route:
+    """Where /upstream/MODEL/ leads when peers serve the model: they serve others, too, so never raw."""
+    path, _, query = forward.partition(b"?")
+    if not _is_inference(method, path):
+        return Route(Kind.UPSTREAM, forward, name, needs_model=True, error=errors.far_path(_text(forward), name))
+    other = query_model(query, memo.catalog.names) if query else None
+    if other is not None and other != name:
+        return Route(Kind.UPSTREAM, forward, name, needs_model=True, error=errors.two_models(name, other))
+    return Route(Kind.INFERENCE, forward, name, needs_model=True, rerank=path in RERANK_PATHS, is_settled=True)
 
 
 def _is_inference(method: bytes, path: bytes) -> bool:
@@ -528,11 +540,28 @@ def query_model(query: bytes, names: Mapping[str, str]) -> str | None:
     return spaced
 
 
-def with_model(target: bytes, model: str) -> bytes:
-    """The target with another model in `?model=`; as it is when none stands there."""
+def with_model(target: bytes, model: str, *, insert: bool = False) -> bytes:
+    """The target with another model in `?model=`, however a reader may find one there.
+
+    Where none stands, it is put there (`insert`) or the target is as it was.
+    """
     path, mark, query = target.partition(b"?")
+    if not mark and not insert:
+        return target
     named = b"model=" + quote(model, safe="/:").encode("ascii")
-    return path + mark + b"&".join(named if pair.startswith(b"model=") else pair for pair in query.split(b"&"))
+    pieces = _PAIRS.split(query)  # pairs, and between them what separates them
+    pieces[::2] = [named if _names_model(pair) else pair for pair in pieces[::2]]
+    if insert and named not in pieces:
+        return path + b"?" + b"&".join(filter(None, (query, named)))
+    return path + mark + b"".join(pieces)
+
+
+_PAIRS = re.compile(rb"([&;])")  # some readers take `;` for `&`
+
+
+def _names_model(pair: bytes) -> bool:
+    name = pair.partition(b"=")[0]
+    return unquote_plus(name.decode("latin-1"), errors="replace").strip().lower() == "model"
 
 
 # -------------------------------------------------------------------------------------------------------------- words

@@ -86,7 +86,18 @@ class Frames:
 class _Leg(asyncio.Protocol):
     """One of the two connections."""
 
-    __slots__ = ("frames", "has_ended", "has_written_eof", "is_lost", "other", "stalled_at", "stalled_size", "transport", "tunnel")
+    __slots__ = (
+        "frames",
+        "has_ended",
+        "has_written_eof",
+        "is_full",
+        "is_lost",
+        "other",
+        "stalled_at",
+        "stalled_size",
+        "transport",
+        "tunnel",
+    )
 
     other: _Leg
 
@@ -95,7 +106,7 @@ class _Leg(asyncio.Protocol):
         self.transport = transport
         self.frames = Frames()
         self.has_ended = self.is_lost = self.has_written_eof = False  # no more bytes come; the connection is gone; none may go
-
+        self.is_full = False  # it takes so little that the other side is not read meanwhile
         self.stalled_size = 0  # bytes that wait to be taken by this side
         self.stalled_at = inf
 
@@ -119,10 +130,12 @@ class _Leg(asyncio.Protocol):
         self.tunnel.lost(self, exc)
 
     def pause_writing(self) -> None:
+        self.is_full = True
         if not self.other.is_lost:
             self.other.transport.pause_reading()
 
     def resume_writing(self) -> None:
+        self.is_full = False
         if not self.other.is_lost and not self.other.has_ended:
             self.other.transport.resume_reading()
 
@@ -267,6 +280,12 @@ class Tunnel:
             self.is_over = True
             self.exchange.tunnel_ended(outcome, self.bytes_out)
 
+    def _hold(self, now: float) -> None:
+        """The engine has more to say than its client takes: that is no silence, and none of the engine's."""
+        self.last_at = now
+        if self.exchange.ticket is not None:
+            self.exchange.ticket.held()
+
     @staticmethod
     def _close(transport: asyncio.Transport) -> None:
         if not transport.is_closing():
@@ -294,6 +313,8 @@ class Tunnel:
             return
         if self.stop_at is None and self.up.frames.has_closed and self.down.frames.has_closed:
             self.stop_at = now + self.limits.tunnel_close_s_max  # both said good-bye: somebody should close
+        if self.up.is_full:
+            self._hold(now)
         silent_s = now - self.last_at
         if max(self.down.stalled_s(now), self.up.stalled_s(now)) >= self.limits.client_stall_s_max:
             self.stop_at = now  # the other side is not read meanwhile, so that its end would never be seen

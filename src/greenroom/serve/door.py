@@ -192,6 +192,9 @@ class Visit:
         if now - self._last_beat >= BEAT_S:
             self._last_beat = now
 
+    def held(self) -> None:
+        self._last_beat = self._door.held_at[self._model] = self._door.shell.clock()
+
     def progress(self) -> str:
         door = self._door
         fetched = door.fetching.progress(self.request) if door.fetching is not None else ""
@@ -225,6 +228,9 @@ class Glance:
     def alive(self) -> None:
         """Its engine is not watched for it."""
 
+    def held(self) -> None:
+        """As little."""
+
     def progress(self) -> str:
         return ""
 
@@ -237,6 +243,7 @@ class Door:
         self.crew = crew
         self.changed: Callable[[str, str], None] | None = None  # model, what it lacks now; "" = nothing any more: plan anew
         self.fetching: Fetching | None = None
+        self.held_at: dict[str, float] = {}  # model -> when one of its requests was last held back by its client
         self.look: Callable[[str], None] | None = None  # at the store: a model may have come or gone without us
 
     def ask(self, wish: Wish, waiter: Waiter) -> Visit | Glance:
@@ -289,12 +296,16 @@ class Door:
         return self.shell.scheduler.state_of(model).value
 
     def oldest_beats(self) -> dict[str, float]:
-        """Pulse: the longest silent request in flight of each model; open but quiet tunnels may be silent."""
+        """Pulse: the longest silent request in flight of each model; open but quiet tunnels may be silent.
+
+        An engine with one thread that writes to a client who does not read answers nobody else meanwhile, so while one
+        request is held back the silence of none counts.
+        """
         beats: dict[str, float] = {}
         for visit in self.shell.parties.values():
             if isinstance(visit, Visit) and visit.in_flight:
                 beats[visit.model] = min(visit.last_beat, beats.get(visit.model, visit.last_beat))
-        return beats
+        return {model: max(beat, self.held_at.get(model, beat)) for model, beat in beats.items()}
 
     def hot_grant(self, running: Running) -> Grant:
         """What nearly every request gets, made once an engine."""

@@ -32,7 +32,7 @@ class Pulse(Protocol):
     """Who knows of signs of life."""
 
     def oldest_beats(self) -> Mapping[str, float]:
-        """For each model with requests in flight: when the one that is silent longest last had a byte from its engine."""
+        """For each model with requests in flight: since when the one that is silent longest is."""
 
 
 class Sampler:
