@@ -10,6 +10,7 @@ from greenroom.core.facts import (
     Action,
     Cause,
     Done,
+    Group,
     InstanceReported,
     MemoryMeasured,
     Operation,
@@ -80,7 +81,43 @@ def test_a_device_on_which_somebody_lives_stays_though_nothing_is_booked_there()
     assert names(rig.asks("a"), Wake) == ["a"]
 
 
+@pytest.mark.parametrize("digest", ["", "new"])
+def test_who_waits_for_what_cannot_start_any_more_is_told_at_once(digest: str) -> None:
+    """As whoever comes next is, not when its turn would come."""
+    rig = Rig(model("a", 8000, up_s=60.0), model("b", 8000))
+    rig.holds("b")
+    rig.asks("a")
+    wrong = model("a", 8000, up_s=60.0, misconfigured="there is no file /a.gguf", digest=digest)
+    refused = only(rig.reloads(wrong, model("b", 8000)), Refuse)
+    assert [(one.request, one.code) for one in refused] == [(rig.last, "misconfigured")]
+
+
+def test_a_preload_is_for_the_first_time() -> None:
+    """Stopped for its idle time, it does not come back because its file was away for a moment; one that never came up does."""
+    preload = model("p", 1000, preload=True, ttl_s=10.0)
+    gone = model("p", 1000, preload=True, ttl_s=10.0, misconfigured="there is no file /p.gguf")
+    rig = Rig(preload)
+    assert names(rig.begins()) == ["p"]
+    rig.is_ready("p")
+    assert names(rig.waits(30), Stop) == ["p"]
+    rig.is_stopped("p")
+    rig.reloads(gone)
+    assert not names(rig.reloads(preload))
+    late = Rig(gone)
+    assert not names(late.begins())
+    assert names(late.reloads(preload)) == ["p"]
+
+
 # ------------------------------------------------------------------------------------------------ pins
+
+
+def test_a_pinned_model_that_cannot_start_keeps_nobody_out() -> None:
+    """Neither by the room that it is owed nor by the rule of a group."""
+    gone = model("p", 8000, pinned=True, misconfigured="there is no file /p.gguf")
+    rig = Rig(gone, model("b", 8000))
+    assert names(rig.asks("b")) == ["b"]
+    apart = Rig(gone, model("b", 1000), groups=(Group("g", frozenset({"p", "b"})),))
+    assert names(apart.asks("b")) == ["b"]
 
 
 def test_who_is_pinned_while_it_falls_asleep_comes_back() -> None:

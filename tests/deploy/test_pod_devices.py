@@ -50,6 +50,40 @@ def test_cards_are_named_as_the_pod_counts_them() -> None:
     assert any(note.startswith("c: CUDA_VISIBLE_DEVICES names a device of another host") for note in intent.notes)
 
 
+@pytest.mark.parametrize(
+    ("cmd", "told", "words"),
+    [
+        ("env CUDA_VISIBLE_DEVICES=3 vllm serve org/m --port ${PORT}", False, ["CUDA_VISIBLE_DEVICES=1"]),
+        ("env CUDA_VISIBLE_DEVICES=GPU-zzz vllm serve org/m --port ${PORT}", True, []),
+        ("env CUDA_VISIBLE_DEVICES= vllm serve org/m --port ${PORT}", False, ["CUDA_VISIBLE_DEVICES="]),
+        ("llama-server -m /m.gguf --device CUDA3 --port ${PORT}", False, ["CUDA1"]),
+        ("llama-server -m /m.gguf --device=CUDA2,CUDA3 --port ${PORT}", False, ["--device=CUDA0,CUDA1"]),
+        ("llama-server -m /m.gguf --device none --port ${PORT}", False, ["none"]),
+    ],
+)
+def test_what_a_command_says_of_cards_follows(cmd: str, told: bool, words: list[str]) -> None:
+    intent = made({"devices": {"gpu2": {"memory": "24GiB"}, "gpu3": {"memory": "24GiB"}}, "models": {"m": {"cmd": cmd}}})
+    (model,) = read(intent).models
+    assert [word for word in model.argv if "CUDA" in word or word == "none"] == words
+    assert any("device of another host" in note for note in intent.notes) == told
+    assert accelerators(intent.workloads[0], KubeOptions()) == {"nvidia.com/gpu": "2"}
+
+
+def test_a_script_that_names_cards_is_told() -> None:
+    cmd = ["sh", "-c", "CUDA_VISIBLE_DEVICES=3 exec vllm serve org/m --port ${PORT}"]
+    intent = made({"devices": {"gpu3": {"memory": "24GiB"}}, "models": {"m": {"cmd": cmd}}})
+    assert any("the script in its `cmd` names devices" in note for note in intent.notes)
+
+
+def test_no_pin_is_left_where_slices_are_given() -> None:
+    """Not by the UUID of a slice of another host, nor by a number."""
+    env = {"a": "MIG-a", "b": "0"}
+    models = {name: {"cmd": VLLM, "env": {"CUDA_VISIBLE_DEVICES": value}} for name, value in env.items()}
+    intent = made({**SLICES, "models": models}, mig="3g.40gb")
+    assert not [one for one in read(intent).models if dict(one.env)]
+    assert len([note for note in intent.notes if "device of another host" in note]) == 2
+
+
 def test_what_runs_in_the_pod_finds_its_cards() -> None:
     """The cards' UUIDs are the cluster's."""
     found = [GpuInfo(0, "GPU-x", "H100", 81920), GpuInfo(1, "GPU-y", "H100", 81920)]

@@ -300,6 +300,40 @@ async def test_what_a_model_lacks_to_start_keeps_nobody_from_its_engine(door: Do
     assert isinstance(waiter.said[0], Grant)
 
 
+async def test_a_file_that_is_still_being_written_is_no_news_with_each_byte(door: Door) -> None:
+    """To plan anew costs the whole configuration, and a line of the ledger; who asks is told the figures of now."""
+    engine = door.crew.stage.engines["a"]
+    lacks = ["/x.gguf ends at byte 100,000 of 204,342"]
+    door.crew.stage.engines = {"a": SimpleNamespace(config=engine.config, missing=lambda: lacks[0])}  # type: ignore[dict-item]
+    door.crew.lacking = {"a": lacks[0]}
+    changes: list[tuple[str, str]] = []
+    door.changed = lambda model, lacking: changes.append((model, lacking))
+    lacks[0] = "/x.gguf ends at byte 150,000 of 204,342"
+    await door.look_around()
+    assert (door.lacks("a"), changes) == (lacks[0], [])
+    lacks[0] = ""
+    assert (door.lacks("a"), changes, door.crew.lacking) == ("", [("a", "")], {})
+
+
+async def test_what_could_not_be_planned_is_tried_again(door: Door) -> None:
+    """Else nobody would look any more, and the scheduler would refuse it for ever."""
+    engine = door.crew.stage.engines["a"]
+    door.crew.stage.engines = {"a": SimpleNamespace(config=engine.config, missing=lambda: "")}  # type: ignore[dict-item]
+    door.crew.lacking = {"a": "there is no file /x.gguf"}
+    tries: list[str] = []
+
+    def changed(model: str, lacking: str) -> None:
+        tries.append(model)
+        if len(tries) == 1:
+            raise PermissionError(13, "Permission denied", "/other.gguf")
+
+    door.changed = changed
+    with pytest.raises(PermissionError):
+        await door.look_around()
+    assert door.crew.lacking == {"a": "there is no file /x.gguf"}
+    assert (door.lacks("a"), tries, door.crew.lacking) == ("", ["a", "a"], {})
+
+
 async def test_what_is_lacking_is_looked_for_while_nobody_asks(door: Door) -> None:
     """What changed is told once, another lack too; where only a reload helps nobody looks."""
     engine = door.crew.stage.engines["a"]

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenroom.store.facts import Damaged, Description, ModelFile, Refused, StoreError
-from greenroom.store.gguf_files import count_of, examine, local_files
+from greenroom.store.gguf_files import about_others, count_of, examine, local_files
+from greenroom.store.library import Library
 from greenroom.store.paths import safe_path
+from greenroom.store.references import parse
 from greenroom.store.roles import entry_of, missing_parts, role_of, stem_of
 
 from .models import gguf, safetensors
@@ -169,46 +171,54 @@ class TestLocal:
         with pytest.raises(StoreError, match="name the folder of one model"):
             local_files(tmp_path)
 
-    def test_a_folder_of_several_models_is_none(self, tmp_path: Path):
-        """Each is named, of a split one its first part; which one to write is shown."""
+    def test_a_folder_of_several_models_tells_which_one_is_meant(self, tmp_path: Path):
+        """The largest; the others are named, of a split one the first part."""
         for name in ("chat.gguf", "embed.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf"):
-            (tmp_path / name).write_bytes(gguf())
-        with pytest.raises(StoreError) as fault:
-            local_files(tmp_path)
-        told = "3 models (big-00001-of-00002.gguf, chat.gguf, embed.gguf): name one"
-        assert str(fault.value) == f"{tmp_path} holds {told}, e.g. {tmp_path}/big-00001-of-00002.gguf"
-        assert [name for name, _ in local_files(tmp_path / "chat.gguf")] == ["chat.gguf"]
+            (tmp_path / "m" / name).parent.mkdir(exist_ok=True)
+            (tmp_path / "m" / name).write_bytes(gguf())
+        stored = Library(tmp_path / "store").adopt(parse(str(tmp_path / "m")))
+        assert about_others(stored) == (
+            "it holds 3 models, of which big-00001-of-00002.gguf is served; for another (chat.gguf, embed.gguf) name that one's own path"
+        )
+        assert about_others(Library(tmp_path / "store").adopt(parse(str(tmp_path / "m" / "chat.gguf")))) == ""
 
     def test_many_models_in_a_folder_are_not_all_told(self, tmp_path: Path):
+        (tmp_path / "m").mkdir()
         for number in range(9):
-            (tmp_path / f"{number}.gguf").write_bytes(gguf())
-        with pytest.raises(StoreError, match=r"holds 9 models \(0.gguf, 1.gguf, 2.gguf, 3.gguf, 4.gguf and 4 more\)"):
-            local_files(tmp_path)
+            (tmp_path / "m" / f"{number}.gguf").write_bytes(gguf())
+        assert "(1.gguf, 2.gguf, 3.gguf, 4.gguf, 5.gguf and 3 more)" in about_others(
+            Library(tmp_path / "store").adopt(parse(str(tmp_path / "m")))
+        )
 
     def test_what_belongs_to_one_model_makes_no_second(self, tmp_path: Path):
         """Parts, projectors, adapters and drafts, told by their names or by their heads."""
         heads: dict[str, dict[str, str | int]] = {
-            "m-00001-of-00002.gguf": {},
+            "m-00001-of-00002.gguf": {"general.type": "model"},
             "m-00002-of-00002.gguf": {},
             "mmproj-m.gguf": {},
             "eyes.gguf": {"general.architecture": "clip"},
             "manners.gguf": {"general.type": "adapter"},
+            "m-imatrix.gguf": {"general.type": "imatrix"},
+            "voice.gguf": {"general.architecture": "wavtokenizer-dec"},
             "m-draft.gguf": {},
         }
+        (tmp_path / "m").mkdir()
         for name, fields in heads.items():
-            (tmp_path / name).write_bytes(gguf(fields=fields))
-        assert {name for name, _ in local_files(tmp_path)} == set(heads)
+            (tmp_path / "m" / name).write_bytes(gguf(fields=fields))
+        stored = Library(tmp_path / "store").adopt(parse(str(tmp_path / "m")))
+        assert {file.path for file in stored.files} == set(heads)
+        assert about_others(stored) == ""
 
     def test_folders_with_a_configuration_each_are_several_models(self, tmp_path: Path):
         """One above them makes them the parts of one, as image models are kept."""
         for name in ("chat", "embed"):
-            (tmp_path / name).mkdir()
-            (tmp_path / name / "config.json").write_text("{}")
-            (tmp_path / name / "model.safetensors").write_bytes(safetensors())
-        with pytest.raises(StoreError, match=r"holds 2 models \(chat, embed\): name one, e.g. .*/chat$"):
-            local_files(tmp_path)
-        (tmp_path / "model_index.json").write_text("{}")
-        assert len(local_files(tmp_path)) == 5
+            (tmp_path / "m" / name).mkdir(parents=True)
+            (tmp_path / "m" / name / "config.json").write_text("{}")
+            (tmp_path / "m" / name / "model.safetensors").write_bytes(safetensors())
+        library, reference = Library(tmp_path / "store"), parse(str(tmp_path / "m"))
+        assert about_others(library.adopt(reference)).startswith("it holds 2 models, of which chat is served; for another (embed)")
+        (tmp_path / "m" / "model_index.json").write_text("{}")
+        assert about_others(library.adopt(reference)) == ""
 
     def test_a_glob_in_a_name_is_only_a_name(self, tmp_path: Path):
         for part in (1, 2):

@@ -255,6 +255,7 @@ def _succeed(stage: Stage, entry: Entry) -> None:
     entry.quarantined = entry.failing = False
     if entry.state is State.FAILED:
         entry.move(State.STOPPED, stage.now)
+    _turn_away(stage, entry)
     if entry.queue:
         stage.waiting.add(entry)
     if (entry.pinned or entry.model.preload) and not entry.queue and not entry.held_off:
@@ -391,6 +392,8 @@ def _keep(stage: Stage, entry: Entry, model: Model) -> None:
     entry.model, entry.successor = model, None
     if was_barred and not entry.barred:
         _mended(stage, entry)
+    if not entry.retire:
+        _turn_away(stage, entry)
     if entry.retire:
         _reinstate(stage, entry)
     dispatch(stage, entry)  # it may take more at once now
@@ -401,9 +404,18 @@ def _keep(stage: Stage, entry: Entry, model: Model) -> None:
 
 def _mended(stage: Stage, entry: Entry) -> None:
     """What it lacked is there: what was tried without it counts no more, and who is wanted without being asked for comes in."""
+    never_up = entry.failing or not entry.starts  # a preload is for the first time, not for every one after its idle time
     entry.failures, entry.failing = 0, False
-    if (entry.pinned or entry.model.preload) and entry.state is State.STOPPED and not entry.queue and not entry.held_off:
+    wanted = entry.pinned or (entry.model.preload and never_up)
+    if wanted and entry.state is State.STOPPED and not entry.queue and not entry.held_off:
         stage.ghost(entry, quiet=not entry.pinned)
+
+
+def _turn_away(stage: Stage, entry: Entry) -> None:
+    """Who waits for what cannot start now is told as whoever comes next is."""
+    if entry.barred:
+        stage.deny(entry, 503, "misconfigured", entry.barred)
+        stage.refuse_all(entry, 503, "misconfigured", entry.barred)
 
 
 def _pin_as_told(entry: Entry, model: Model) -> bool:

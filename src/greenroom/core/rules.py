@@ -504,7 +504,7 @@ def _hopeless_on(stage: Stage, entry: Entry, devices: tuple[str, ...]) -> tuple[
 def _immovable_rival(stage: Stage, entry: Entry) -> Entry | None:
     for name in stage.conflicts.get(entry.id, ()):
         other = stage.entries.get(name)
-        if other is not None and ((other.pinned and not other.held_off) or other.unkillable):
+        if other is not None and ((other.pinned and not other.held_off and not other.barred) or other.unkillable):
             return other
     return None
 

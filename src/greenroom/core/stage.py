@@ -226,7 +226,8 @@ class Stage:
             if entry is besides:
                 continue
             held = self.book.of(entry.id).get(device, 0)
-            if entry.state in HOME and not entry.held_off and not entry.quarantined and device in entry.model.devices:
+            is_owed = not (entry.held_off or entry.quarantined or entry.barred)
+            if entry.state in HOME and is_owed and device in entry.model.devices:
                 held = (entry.need_mib or 0) if len(entry.model.devices) == entry.model.devices_count else 0
             total += held
         return total

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from greenroom.config.model import Config, DeviceConfig, ModelConfig
+from greenroom.deploy.commands import dialect
 from greenroom.deploy.unfit import Unfit
-from greenroom.engines.devices import PIN_VARIABLES
+from greenroom.engines.devices import LLAMA_DEVICE, NOTHING, PIN_VARIABLES
+from greenroom.engines.llama_server import DEVICE
 
 GPU: re.Pattern[str] = re.compile(r"gpu(\d+)")
 MIG = "MIG-"
@@ -34,9 +36,9 @@ def in_pod(config: Config, mig: str) -> InPod:
     devices = tuple(replace(one, id=names[one.id], uuid=None) if one.id in names else one for one in config.devices)
     models, notes = [], _renamed(names)
     for model in config.models:
-        env, lost = _env_in_pod(model, numbers)
-        notes += [f"{model.id}: {name} names a device of another host and is left out; greenroom chooses one." for name in lost]
-        models.append(replace(model, devices=tuple(names.get(one, one) for one in model.devices), env=env))
+        renumbered, lost = _pins_in_pod(model, numbers)
+        notes += lost
+        models.append(replace(renumbered, devices=tuple(names.get(one, one) for one in model.devices)))
     return InPod(replace(config, devices=devices, models=tuple(models)), tuple(notes))
 
 
@@ -45,15 +47,15 @@ def refuse_slices(uuids: Mapping[str, str], mig: str) -> None:
     for name, uuid in uuids.items():
         if uuid.startswith(MIG) and not mig:
             raise Unfit(
-                f"{name} is a MIG slice named by its UUID ({uuid}), and a cluster hands slices out by profile: "
-                "name it with --mig (such as 3g.40gb), or plan them with --mode engines --share-by mig"
+                f"{name} is a MIG slice named by its UUID ({uuid}), and a cluster hands slices out by profile: `greenroom generate kube` "
+                "takes one with --mig (such as 3g.40gb), or plans them with --mode engines --share-by mig"
             )
 
 
 def least_cards(config: Config) -> int:
     """So many there have to be for every index that names a card to be one."""
     words = [name.removeprefix("gpu") for model in config.models for name in model.devices]
-    words += [word for model in config.models for name, value in model.env if name in PIN_VARIABLES for word in value.split(",")]
+    words += [word for model in config.models for word in dialect(model).pinned_devices()]
     return max((int(word) + 1 for word in words if word.isdecimal() and word.isascii()), default=0)
 
 
@@ -65,10 +67,14 @@ def without_pins(env: Mapping[str, str]) -> dict[str, str]:
 def _sliced(config: Config, gpus: list[DeviceConfig], mig: str) -> InPod:
     """A slice's name depends on which card it is cut from, which nobody knows before: greenroom takes those that it finds."""
     gone = {device.id for device in gpus}
-    models = tuple(replace(model, devices=tuple(one for one in model.devices if one not in gone)) for model in config.models)
     kept = tuple(device for device in config.devices if device.id not in gone)
-    notes = (f"{', '.join(sorted(gone))}: greenroom finds {mig} slices instead, as large as they are, and any model may go to any.",)
-    return InPod(replace(config, devices=kept, models=models), notes if gone else (), len(gone))
+    told = f"{', '.join(sorted(gone))}: greenroom finds {mig} slices instead, as large as they are, and any model may go to any."
+    models, notes = [], [told] if gone else []
+    for model in config.models:
+        free, lost = _pins_in_pod(model, None)
+        notes += lost
+        models.append(replace(free, devices=tuple(one for one in model.devices if one not in gone)))
+    return InPod(replace(config, devices=kept, models=tuple(models)), tuple(notes), len(gone))
 
 
 def _renamed(names: Mapping[str, str]) -> list[str]:
@@ -81,15 +87,40 @@ def _index(name: str) -> str:
     return found[1] if found else ""
 
 
-def _env_in_pod(model: ModelConfig, numbers: Mapping[str, str]) -> tuple[tuple[tuple[str, str], ...], list[str]]:
-    """Its variables, and those that had to go."""
-    kept, lost = [], []
-    for name, value in model.env:
-        words = [word.strip() for word in value.split(",")]
-        if name not in PIN_VARIABLES or not any(word in numbers or word.startswith(("GPU-", MIG)) for word in words):
-            kept.append((name, value))
-        elif all(word in numbers for word in words):
-            kept.append((name, ",".join(numbers[word] for word in words)))
+def _pins_in_pod(model: ModelConfig, numbers: Mapping[str, str] | None) -> tuple[ModelConfig, list[str]]:
+    """What pins it by hand, in its variables and in its command, by the pod's numbers; and what is to be said.
+
+    `numbers`: a card's UUID, or its number on the host -> its number in the pod; None = no pin means anything there.
+    """
+    env = [(name, _value(name, value, numbers)) for name, value in model.env]
+    argv: list[str | None] = []
+    for before, word in zip(("", *model.argv), model.argv, strict=False):
+        name, equals, value = word.partition("=")
+        if equals and name in (*PIN_VARIABLES, *DEVICE):
+            found = _value(name, value, numbers)
+            argv.append(None if found is None else f"{name}={found}")
         else:
-            lost.append(name)
-    return tuple(kept), lost
+            argv.append(_value(before, word, numbers) or word if before in DEVICE else word)
+    gone = [name for name, value in env if value is None]
+    gone += [word.partition("=")[0] for word, kept in zip(model.argv, argv, strict=True) if kept is None]
+    notes = [f"{model.id}: {name} names a device of another host and is left out; greenroom chooses one." for name in gone]
+    if any(" " in word and name in word for word in model.argv for name in PIN_VARIABLES):
+        notes.append(f"{model.id}: the script in its `cmd` names devices, which a pod counts from 0: look whether they are those.")
+    kept_env = tuple((name, value) for name, value in env if value is not None)
+    return replace(model, env=kept_env, argv=tuple(word for word in argv if word is not None)), notes
+
+
+def _value(name: str, value: str, numbers: Mapping[str, str] | None) -> str | None:
+    """What pins cards, by their numbers in the pod; None = it names one that is not there.  Anything else stays."""
+    words = [word.strip() for word in value.split(",")]
+    if name in DEVICE:
+        cards = [LLAMA_DEVICE.match(word) for word in words]
+        if numbers is None or not all(cards):
+            return value
+        return ",".join(f"{word[: card.start(1)]}{numbers.get(card[1], card[1])}" for word, card in zip(words, cards, strict=True) if card)
+    if name not in PIN_VARIABLES or all(word in NOTHING or word == "all" for word in words):
+        return value
+    if numbers is not None and all(word in numbers for word in words):
+        return ",".join(numbers[word] for word in words)
+    is_foreign = numbers is None or any(word in numbers or word.startswith(("GPU-", MIG)) for word in words)
+    return None if is_foreign else value

@@ -61,7 +61,11 @@ def devices_count(config: ModelConfig) -> int:
 def identity(config: ModelConfig) -> Identity:
     """What a learned footprint is keyed by: the model files (size, time), and the command with its environment."""
     files = []
-    for path in _inner(config)[0].files():
+    try:
+        paths = tuple(_inner(config)[0].files())
+    except OSError:  # which of them there are cannot be told: that is said where it is to be started
+        paths = ()
+    for path in paths:
         try:
             stat = path.stat()
         except OSError:

@@ -389,7 +389,10 @@ class Generic:
             return self.config.misconfigured
         if not self.config.argv:
             return "it has no command; write `cmd: PROGRAM ARGUMENTS`"
-        return self._own_program() or self._program_missing() or self.model_missing()
+        try:
+            return self._own_program() or self._program_missing() or self.model_missing()
+        except OSError as exc:  # a disk that is gone, a folder that is locked: it may be there again at the next look
+            return f"{exc.filename or 'its model'} cannot be read: {exc.strerror or exc}"
 
     def model_missing(self) -> str:
         path = self.model_path()

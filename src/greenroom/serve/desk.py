@@ -283,7 +283,9 @@ class Desk(Lookout):
         if self.fetching is not None and model in self.fetching.running:
             return f"{message}, its files are fetched, and it is loaded when they are here"
         lowered = next((one for one in self.plan.setup.models if one.id == model), None)
-        return f"{message}, and cannot start: {lowered.misconfigured}" if lowered is not None and lowered.misconfigured else ""
+        if lowered is None or not lowered.misconfigured or model in self._crew.running:
+            return ""
+        return f"{message}, and cannot start: {lowered.misconfigured}"
 
     async def _fetched(self, fetching: Fetching, model: str, operation: Operation, wait_s: float) -> Result | None:
         """What an operator's wish does to a model whose files are not here; None = go on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from urllib.parse import urlsplit
@@ -324,8 +325,7 @@ class Door:
             return ""
         engine = self.crew.stage.engines[model]
         lacking = engine.config.misconfigured or engine.missing()
-        if lacking != known:
-            self._note(model, lacking)
+        self._note(model, known, lacking)
         return lacking
 
     async def watch(self) -> None:
@@ -343,17 +343,25 @@ class Door:
             if engine.config.misconfigured:
                 continue  # only a reload or a fetch puts that right
             lacking = await asyncio.to_thread(engine.missing)
-            if lacking != known and self.crew.lacking.get(model) == known:
-                self._note(model, lacking)
+            if self.crew.lacking.get(model) == known and self._note(model, known, lacking):
                 return  # planned anew, with a look at all of them
 
-    def _note(self, model: str, lacking: str) -> None:
-        if lacking:
-            self.crew.lacking[model] = lacking
-        else:
-            del self.crew.lacking[model]
+    def _note(self, model: str, known: str, lacking: str) -> bool:
+        """Whether all was planned anew: not for every byte that a file has grown by meanwhile."""
+        if without_figures(lacking) == without_figures(known):
+            return False
+        before = self.crew.lacking
         if self.changed is not None:
-            self.changed(model, lacking)
+            self.changed(model, lacking)  # where this fails, nothing is noted, and the next look tries again
+        if self.crew.lacking is before:  # a new plan comes with a look of its own
+            before[model] = lacking
+            if not lacking:
+                del before[model]
+        return True
+
+
+def without_figures(sentence: str) -> str:
+    return re.sub(r"\d[\d,.]*", "#", sentence)
 
 
 def base_path(engine: Engine) -> str:

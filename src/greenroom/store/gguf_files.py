@@ -11,7 +11,7 @@ from pathlib import Path
 
 from greenroom.engines.gguf import GgufError, Header, read_header
 
-from .facts import Damaged, Description, ModelFile, StoreError
+from .facts import Damaged, Description, ModelFile, Stored, StoreError
 from .roles import format_of, missing_parts, some_of, stem_of
 
 MAGIC = b"GGUF"
@@ -20,7 +20,8 @@ SAFETENSORS_HEADER_BYTES_MAX = 100 << 20
 CONFIG_BYTES_MAX = 64 << 20  # indexes of the largest models have a few MiB
 LICENSE_CHARS_MAX = 100
 ENTRIES_MAX = 20_000  # below the folder of a model
-MODELS_TOLD = 5  # of those in a folder that should hold one
+MODELS_TOLD = 5  # of those that are not meant by a reference
+COMPANIONS = frozenset({"clip", "controlvector", "t5encoder", "wavtokenizer-dec"})  # architectures that nobody serves alone
 
 # llama.cpp's numbers for how most tensors of a file are stored
 FILE_TYPES: Mapping[int, str] = {
@@ -267,11 +268,24 @@ def local_files(path: Path) -> tuple[tuple[str, Path], ...]:
     missing = missing_parts([name for name, _ in files])
     if missing:
         raise StoreError(f"{path} is a split model without {some_of(missing)}: fetch the whole of it into the same folder")
-    if path.is_dir() and len(models := _models(files)) > 1:
-        more = f" and {len(models) - MODELS_TOLD} more" if len(models) > MODELS_TOLD else ""
-        told = f"{', '.join(models[:MODELS_TOLD])}{more}"
-        raise StoreError(f"{path} holds {len(models)} models ({told}): name one, e.g. {path / models[0]}")
     return tuple(files)
+
+
+def about_others(stored: Stored) -> str:
+    """That it holds several models, and which of them is meant by its reference; "" for one.
+
+    They may belong together all the same (a draft, a decoder, a text encoder): an engine is given each by its own path.
+    """
+    from .roles import entry_of
+
+    models = _models([(file.path, stored.folder / file.path) for file in stored.files])
+    if len(models) < 2:
+        return ""
+    meant = entry_of(stored.files)
+    others = [name for name in models if name != meant]
+    more = f" and {len(others) - MODELS_TOLD} more" if len(others) > MODELS_TOLD else ""
+    told = f"{', '.join(others[:MODELS_TOLD])}{more}"
+    return f"it holds {len(models)} models, of which {meant or 'its folder'} is served; for another ({told}) name that one's own path"
 
 
 def _models(files: Sequence[tuple[str, Path]]) -> list[str]:
@@ -291,12 +305,15 @@ def _models(files: Sequence[tuple[str, Path]]) -> list[str]:
 
 
 def _is_model(path: Path) -> bool:
-    """Whether it is no projector and no adapter, whatever it is called; one that cannot be read is for its own check to tell."""
+    """Whether it could be served alone, whatever it is called: nothing that only goes with a model.  One that cannot be read counts."""
     try:
         header = head_of(path)
     except Damaged:
         return True
-    return header is None or _role(ModelFile(path.name, 0, "", "weights"), header) == "weights"
+    if header is None:
+        return True
+    is_weights = _role(ModelFile(path.name, 0, "", "weights"), header) == "weights"
+    return is_weights and header.fields.get("general.type", "model") == "model" and header.architecture not in COMPANIONS
 
 
 def _below(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from yarl import URL
 
 from .artifacts import PLATFORM, Artifacts, as_oci
 from .facts import ModelFile, NotFound, Reference, Refused, Remote, Source, Stored, StoreError
-from .gguf_files import local_files
+from .gguf_files import about_others, local_files
 from .guard import DEFAULT_PORTS, Policy, host_port
 from .hub import Hub, endpoint_of
 from .layouts import is_archive
@@ -89,6 +89,12 @@ class Puller:
         Two pulls of one reference, in whatever processes, make one fetch.  Cancelled, it leaves what has come to go on with.
         Raises StoreError: NotFound, Refused, Damaged, NoRoom, Unreachable.
         """
+        stored = await self._brought(reference, tell)
+        if words := await asyncio.to_thread(about_others, stored):
+            self.remark(words)
+        return stored
+
+    async def _brought(self, reference: Reference, tell: Tell) -> Stored:
         options = self.options
         key = read_key(options.verify_key) if options.verify_key is not None else None
         if key is not None and reference.scheme not in SIGNED:
