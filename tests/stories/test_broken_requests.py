@@ -55,7 +55,7 @@ BROKEN: dict[str, tuple[bytes, int]] = {
     "engine control": (post("/upstream/a/sleep", b""), 403),
     "engine control, encoded": (post("/upstream/a/%73leep", b""), 403),
     "unknown model of the API": (post("/api/models/nobody/load", b""), 404),
-    "unknown verb of the API": (post("/api/models/a/explode", b""), 405),
+    "unknown verb of the API": (post("/api/models/a/explode", b""), 404),
     "wrong number for the API": (post("/api/models/a/unload?wait=soon", b""), 400),
     "both framings": (post(CHAT, b"0\r\n\r\n", "Content-Length: 5", "Transfer-Encoding: chunked"), 400),
     "two different lengths": (post(CHAT, OK, "Content-Length: 5", "Content-Length: 6"), 400),
