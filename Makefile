@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
-PYTEST_ARGS ?= -n 2 --dist loadfile
+PYTEST_ARGS ?= -n 3 --dist loadfile
 
 # The checkout's path is part of the stamp's name: a moved or copied checkout is set up again.
 HERE := $(shell pwd | cksum | cut -d' ' -f1)

@@ -457,6 +457,7 @@ class Rig:
             if found and not address.done():
                 address.set_result(int(found[1]))
         if not address.done():
+            await server.wait()  # its exit code is known from here on; a kill in the same moment would take it away
             address.set_exception(AssertionError(f"the server ended at once:\n{''.join(self.output)}"))
 
     @property
