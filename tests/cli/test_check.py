@@ -327,6 +327,17 @@ def test_a_misconfigured_model_is_told_once(tmp_path: Path) -> None:
     assert result.stdout.splitlines()[-1].startswith(f"{path}:9: models.bad.ttl: ")
 
 
+@pytest.mark.usefixtures("fake_engines")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_token_in_a_reference_is_masked(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address itself is told."""
+    monkeypatch.setenv("GREENROOM_STORE", str(tmp_path / "store"))
+    entry = 'model: "https://h/x.gguf?token=PLAINPW&a=1", cmd: "llama-server --model ${MODEL_PATH} --port ${PORT}"'
+    result = run("check", written(tmp_path, f"models:\n  m: {{{entry}}}\n"), *options)
+    assert "PLAINPW" not in result.output
+    assert "https://h/x.gguf?token=***&a=1 is not here yet" in result.output
+
+
 CARDS = """models:
   chat: {cmd: "llama-server --model /models/chat.gguf --port ${PORT}"}
   gpu: {cmd: "llama-server --model /models/chat.gguf --port ${PORT}", device: gpu0}

@@ -12,7 +12,8 @@ from greenroom.config.yaml_out import dump
 
 NOTE = '50% off "x" \\d$HOME'
 LONG = "team/" + "a-very-long-name-" * 5
-SECRETS = {"GREENROOM_API_KEY": "sk-front-door", "HF_TOKEN": "hf_0123456789", "EIGHTH_SECRET": "admin-4711"}
+# of all twelve: one of them is offered a HF_TOKEN, so no other's has that name
+SECRETS = {"GREENROOM_API_KEY": "sk-front-door", "ORG_MODEL_A_HF_TOKEN": "hf_0123456789", "EIGHTH_SECRET": "admin-4711"}
 
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "org/näme:7b q4": {
@@ -43,7 +44,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     },
     "Org/Model-A": {
         "cmd": "vllm serve /srv/hub/Model-A --port ${PORT} --tensor-parallel-size 2 --max-model-len 4096",
-        "env": {"HF_TOKEN": SECRETS["HF_TOKEN"], "VLLM_LOGGING_LEVEL": "DEBUG"},
+        "env": {"HF_TOKEN": SECRETS["ORG_MODEL_A_HF_TOKEN"], "VLLM_LOGGING_LEVEL": "DEBUG"},
         "healthCheckTimeout": 900,
     },
     "org/model-a": {

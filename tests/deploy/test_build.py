@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
@@ -47,7 +48,7 @@ def test_the_mounted_configuration_is_the_one_that_was_read(count: int) -> None:
     """greenroom.yaml for the container loads to the same models, once its paths are turned back."""
     config = sets.config(count)
     intent = build(config, target="nvidia")
-    again = load_config_text(intent.config_text, env=sets.SECRETS)
+    again = load_config_text(intent.config_text, env={**sets.SECRETS, "HF_TOKEN": sets.SECRETS["ORG_MODEL_A_HF_TOKEN"]})
     assert sets.comparable(again) == sets.comparable(intent.config)
     mounts = {mount.target: {"source": mount.source} for mount in intent.workloads[0].mounts if mount.kind == "bind"}
     for before, after in zip(config.models, again.models, strict=True):
@@ -606,7 +607,7 @@ def test_an_engine_that_fetches_has_an_hour_and_is_offered_a_token(entry: dict[s
     assert ("HF_TOKEN", None) in (service.get("environment") or {}).items() if token else "HF_TOKEN:\n" not in dump(service)
     unit = quadlet.files(intent)[f"{workload.name}.container"]
     assert f"HealthStartPeriod={start_s:.0f}s\n" in unit
-    assert ("PodmanArgs=--env=HF_TOKEN\n" in unit) == ("EnvironmentFile=-%E/containers/systemd/greenroom-hub.env\n" in unit) == token
+    assert ("PodmanArgs=--env=HF_TOKEN\n" in unit) == ("EnvironmentFile=-%E/containers/systemd/greenroom.hub.env\n" in unit) == token
     container = container_of(kube(intent, "plain"))
     probe = container["startupProbe"]
     assert start_s <= probe["periodSeconds"] * probe["failureThreshold"] < start_s + 60
@@ -621,6 +622,125 @@ def container_of(files: Mapping[str, str]) -> dict[str, Any]:
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     assert isinstance(container, dict)
     return container
+
+
+@pytest.mark.parametrize("mode", ["greenroom", "engines"])
+def test_the_token_of_one_model_is_no_other_models(mode: str) -> None:
+    """It has a key of its own, and what is offered to all who fetch is what the operator sets for all."""
+    entries = {"ours": {"cmd": HUB, "env": {"HF_TOKEN": "hf_ours_1"}}, "theirs": {"cmd": HUB, "container": {"image": "x:1"}}}
+    intent = build(load_config_text(dump({"models": entries}), env={}), mode=mode, target="nvidia")
+    service = yaml.safe_load(compose.files(intent)["compose.yaml"])["services"]
+    required = "${OURS_HF_TOKEN:?write it into .env}"
+    if mode == "greenroom":
+        assert service["greenroom"]["environment"] == {"HOME": "/cache", "HF_TOKEN": None, "OURS_HF_TOKEN": required}
+        again = load_config_text(intent.config_text, env={"OURS_HF_TOKEN": "hf_ours_1"})
+        assert [dict(model.env).get("HF_TOKEN") for model in again.models] == ["hf_ours_1", None]
+        return
+    assert [service[f"greenroom-{name}"]["environment"].get("HF_TOKEN") for name in entries] == [required, None]
+    assert "HF_TOKEN" in service["greenroom-theirs"]["environment"]
+    pods = {
+        one["metadata"]["name"]: one["spec"]["template"]["spec"]["containers"][0]["env"]
+        for text in kube(intent, "plain").values()
+        for one in yaml.safe_load_all(text)
+        if one and one["kind"] == "Deployment"
+    }
+    keys = {name: [each["valueFrom"]["secretKeyRef"]["key"] for each in env if each["name"] == "HF_TOKEN"] for name, env in pods.items()}
+    assert keys == {"greenroom-ours": ["OURS_HF_TOKEN"], "greenroom-theirs": ["HF_TOKEN"]}
+
+
+def test_the_file_that_is_offered_to_all_is_no_models_own() -> None:
+    """A model may be called `hub`, and its secrets are its own."""
+    entries = {"hub": {"cmd": HUB, "env": {"HF_TOKEN": "hf_ours_1"}}, "theirs": {"cmd": HUB}}
+    files = quadlet.files(build(load_config_text(dump({"models": entries}), env={}), mode="engines", target="nvidia"))
+    assert "EnvironmentFile=./greenroom-hub.env\n" in files["greenroom-hub.container"]
+    assert "EnvironmentFile=-%E/containers/systemd/greenroom.hub.env\n" in files["greenroom-theirs.container"]
+
+
+def test_words_beside_a_secret_stay_what_they_are() -> None:
+    """Lists of hosts and headers are secrets as a whole: their pieces are programs, folders and words elsewhere."""
+    entries = {
+        "a": {
+            "cmd": "vllm serve org/m --port ${PORT}",
+            "env": {
+                "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer abcdef,x-tenant=main,vllm",
+                "NODES": "redis://:pw12345@h1:6379,localhost,vllm",
+            },
+        },
+        "b": {"cmd": "vllm serve /srv/localhost --port ${PORT}"},
+    }
+    config = load_config_text(dump({"models": entries}), env={})
+    a, b = build(config, mode="engines", target="nvidia").workloads
+    assert a.argv[:3] == ("vllm", "serve", "org/m")
+    assert a.secret_env == (("NODES", "A_NODES"), ("OTEL_EXPORTER_OTLP_HEADERS", "A_OTEL_EXPORTER_OTLP_HEADERS"))
+    assert b.argv[:3] == ("vllm", "serve", "/models/localhost")
+    text = build(config, target="nvidia").config_text
+    values = {"A_NODES": entries["a"]["env"]["NODES"], "A_OTEL_EXPORTER_OTLP_HEADERS": "x"}  # type: ignore[index]
+    assert [model.argv[:3] for model in load_config_text(text, env=values).models] == [a.argv[:3], b.argv[:3]]
+    assert re.findall(r"env\.\w+", text) == ["env.A_OTEL_EXPORTER_OTLP_HEADERS", "env.A_NODES"]
+
+
+def test_a_header_that_a_command_fills_in_is_no_secret() -> None:
+    """Behind the engine in a script it needs no variable."""
+    script = 'vllm serve org/m --port ${PORT} & curl -H "Authorization: Bearer $(cat /run/tok)" http://x/hook; wait'
+    (workload,) = build(load_config_text(dump({"models": {"m": {"cmd": ["sh", "-c", script]}}}), env={}), mode="engines").workloads
+    assert workload.argv == ("sh", "-c", script.replace("${PORT}", "5800"))
+    assert workload.secret_env == ()
+
+
+def test_a_variable_that_is_the_port_is_no_secret_whatever_its_name() -> None:
+    """It is filled in."""
+    entry = {"cmd": "llama-server -m /m.gguf --port ${PORT}", "env": {"PORT_KEY": "${PORT}"}}
+    assert dict(one(entry).env)["PORT_KEY"] == "5800"
+    intent = build(load_config_text(dump({"models": {"m": entry}}), env={}))
+    assert dict(load_config_text(intent.config_text, env={}).models[0].env) == {"PORT_KEY": "${PORT}"}
+
+
+def test_what_is_set_in_requests_and_references_shows_no_secret() -> None:
+    """In `setParams` by name or by what it says, in a URL that a model comes from and at peers."""
+    text = dump(
+        {
+            "models": {
+                "m": {
+                    "model": "https://h/x.gguf?token=PLAINPW1",
+                    "cmd": "llama-server -m ${MODEL_PATH} --port ${PORT}",
+                    "filters": {"setParams": {"api_key": "PLAINPW2", "eos_token": "<end>", "deep": [{"url": "http://u:PLAINPW3@h"}]}},
+                }
+            },
+            "peers": {"p": {"proxy": "http://h:1", "models": ["x"], "filters": {"setParams": {"api_key": "PLAINPW4"}}}},
+        }
+    )
+    config = load_config_text(text, env={})
+    for options in (Options(), Options(bare=True)):
+        intent = build(config, options=options)
+        assert "PLAINPW" not in intent.config_text
+        assert "<end>" in intent.config_text
+        given = {
+            "M_SECRET": "https://h/x.gguf?token=PLAINPW1",
+            "M_SECRET_2": "PLAINPW2",
+            "M_SECRET_3": "http://u:PLAINPW3@h",
+            "P_PEER_SECRET": "PLAINPW4",
+        }
+        assert {key for _, key in intent.workloads[0].secret_env} == given.keys()
+        again, wanted = load_config_text(intent.config_text, env=given), config
+        assert [(model.reference, model.filters) for model in again.models] == [(model.reference, model.filters) for model in wanted.models]
+        assert again.peers[0].filters == wanted.peers[0].filters
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_reference_with_a_password_is_refused(bare: bool) -> None:
+    """On a bare host too."""
+    text = dump({"models": {"m": {"model": "https://u:PLAINPW@h/x.gguf", "cmd": "llama-server -m ${MODEL_PATH} --port ${PORT}"}}})
+    with pytest.raises(BuildError, match="holds a user name or a password") as told:
+        build(load_config_text(text, env={}), options=Options(bare=bare))
+    assert "PLAINPW" not in str(told.value)
+
+
+def test_llama_serve_is_llama_server_in_its_image() -> None:
+    """The images hold the one program, and the word `serve` is none of its arguments."""
+    cmd = "/opt/llama serve -m /m.gguf --port ${PORT}"
+    assert one({"cmd": cmd}).argv[:3] == ("/app/llama-server", "-m", "/models/m.gguf")
+    intent = build(load_config_text(dump({"models": {"m": {"cmd": cmd}}}), env={}))
+    assert load_config_text(intent.config_text, env={}).models[0].argv[:3] == ("llama-server", "-m", "/models/m.gguf")
 
 
 def test_greenroom_ends_a_start_that_fetches_for_too_long_and_says_so() -> None:

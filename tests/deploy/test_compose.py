@@ -24,7 +24,7 @@ from tests.deploy import sets
 from tests.deploy.readback import assert_same_command, expected_env
 from tests.validators import tool
 
-VALUES = {"GREENROOM_API_KEY": "sk-$front", "HF_TOKEN": "hf 'x'", "EIGHTH_SECRET": 'a"b\\c$'}
+VALUES = {"GREENROOM_API_KEY": "sk-$front", "HF_TOKEN": "hf 'x'", "ORG_MODEL_A_HF_TOKEN": "hf y", "EIGHTH_SECRET": 'a"b\\c$'}
 
 
 def read_by_compose(folder: Path, values: dict[str, str]) -> dict[str, Any]:

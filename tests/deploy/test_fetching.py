@@ -12,8 +12,7 @@ import pytest
 
 from greenroom.config.load import load_config_text
 from greenroom.config.yaml_out import dump
-from greenroom.deploy.basis import BuildError
-from greenroom.deploy.build import Options, build
+from greenroom.deploy.build import BuildError, Options, build
 from greenroom.deploy.intent import Intent
 from greenroom.store.facts import Stored
 from greenroom.store.library import Library

@@ -53,6 +53,28 @@ def about(intent: Intent, what: str) -> list[str]:
             "",
             "exec python3 -u -m sglang.launch_server --model-path o/x --host 10.0.0.1 --port 5800",
         ),
+        (
+            "exec llama-server -m /m.gguf --port ${PORT} --alias llama-server",
+            LLAMA_IMAGE,
+            "exec /app/llama-server -m /models/m.gguf --port 5800 --alias llama-server",
+        ),
+        (
+            'echo llama-server; A="b c" nice -n 5 "/opt/llama-server" --version 2>/tmp/log || exit 1; '
+            "if true; then 2>&1 exec /opt/llama-server -m /m.gguf --port ${PORT} | tee /tmp/llama-server; fi",
+            LLAMA_IMAGE,
+            'echo llama-server; A="b c" nice -n 5 "/app/llama-server" --version 2>/tmp/log || exit 1; '
+            "if true; then 2>&1 exec /app/llama-server -m /models/m.gguf --port 5800 | tee /tmp/llama-server; fi",
+        ),
+        (
+            "exec env A=1 sh -c 'exec llama-server -m /m.gguf --port ${PORT} -a llama-server'",
+            LLAMA_IMAGE,
+            "exec env A=1 sh -c 'exec /app/llama-server -m /models/m.gguf --port 5800 -a llama-server'",
+        ),
+        (
+            "exec llama serve -m /m.gguf --port ${PORT} --alias llama",
+            LLAMA_IMAGE,
+            "exec /app/llama-server -m /models/m.gguf --port 5800 --alias llama",
+        ),
         ("exec speak --voice a --listen 0.0.0.0:${PORT}", ELSEWHERE, "exec speak --voice a --listen 0.0.0.0:5800"),
         ("exec speak --peer 127.0.0.11 --listen 0.0.0.0:${PORT}", ELSEWHERE, "exec speak --peer 127.0.0.11 --listen 0.0.0.0:5800"),
     ],
@@ -62,6 +84,36 @@ def test_a_script_starts_the_images_program_and_listens_to_others(text: str, ima
     intent = deployed(script(text), image)
     assert intent.workloads[0].argv == ("sh", "-c", inside)
     assert len(about(intent, f"what it calls beside the engine must be in {intent.workloads[0].image}.")) == 1
+
+
+def test_a_script_that_starts_what_is_written_behind_it_renames_that_alone() -> None:
+    """The name of a model may be that of the program."""
+    behind = ["sh", "llama", "serve", "-m", "/m.gguf", "--port", "${PORT}", "--alias", "llama"]
+    (workload,) = deployed({"cmd": ["sh", "-c", 'exec "$@"', *behind]}, LLAMA_IMAGE).workloads
+    wanted = ("sh", "/app/llama-server", "-m", "/models/m.gguf", "--port", "5800", "--alias", "llama")
+    assert workload.argv == ("sh", "-c", 'exec "$@"', *wanted)
+
+
+@pytest.mark.parametrize("mode", ["engines", "greenroom"])
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("exec vllm serve /srv/m --port ${PORT}", ["/srv/m"]),
+        (
+            "cd /x; . /opt/env.sh; exec vllm serve --model=/srv/m --lora-modules=/srv/l --port ${PORT}",
+            ["/x", "/opt/env.sh", "/srv/m", "/srv/l"],
+        ),
+        ("exec llama-server -m /srv/m.gguf --api-prefix /v1 --port ${PORT} >/dev/null 2>/tmp/log", []),
+        ("exec vllm serve org/m --download-dir $HF_HOME/x --allowed-origins http://h/x --port ${PORT}", []),
+        ("exec vllm serve org/m --download-dir /data/hf/x --port ${PORT}", []),
+    ],
+)
+def test_paths_of_a_script_that_are_not_mounted_are_told(text: str, told: list[str], mode: str) -> None:
+    """Not those of every system, nor what lies in a mount; a model that is missing inside is not guessed at."""
+    entry = {**script(text), "env": {"HF_HOME": "/data/hf"}}
+    notes = about(deployed(entry, mode=mode), "nothing is mounted there")
+    names = [note.removeprefix("m: the script in its `cmd` names ").partition(", and nothing")[0] for note in notes]
+    assert names == ([", ".join(told)] if told else [])
 
 
 def test_a_script_in_greenrooms_image_starts_the_program_of_that_image() -> None:

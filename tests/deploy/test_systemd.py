@@ -78,7 +78,14 @@ def test_a_relative_path_still_means_the_same_file(tmp_path: Path, monkeypatch: 
         {"cmd": "python serve.py --port ${PORT}"},
         {"cmd": "vllm serve org/agent --port ${PORT}"},
         {"cmd": "llama-server --model=m.gguf --port ${PORT}"},
+        {"cmd": "vllm serve --port ${PORT} --lora-modules=extra --chat-template serve.py"},
+        {"cmd": "vllm serve bin --port ${PORT}"},
         {"cmd": "sh -c 'cd bin && exec ./vllm --port ${PORT}'"},
+        {"cmd": "sh -c 'cd nowhere; exec /opt/vllm --port ${PORT}'"},
+        {"cmd": "sh -c 'exec bin/not-built-yet --port ${PORT}'"},
+        {"cmd": "sh -c 'exec vllm serve org/agent --port ${PORT}'"},
+        {"cmd": "sh -c 'exec /opt/vllm --port ${PORT} >log'"},
+        {"cmd": ["sh", "-c", 'exec /opt/vllm --port ${PORT} --x "$PWD/x"']},
         {"cmd": "engine --port ${PORT}", "env": {"TEMPLATES": "bin"}},
         {"cmd": "engine --port ${PORT}", "cmdStop": "bin/vllm stop"},
         {"cmd": "engine --port ${PORT}", "container": {"image": "i", "volumes": ["./bin:/bin"]}},
@@ -98,10 +105,20 @@ def test_whatever_may_lie_in_its_folder_is_looked_for_there(
         assert str(tmp_path) in units.values(units.parse(systemd.files(intent)["greenroom.service"]), "Unit", "RequiresMountsFor")
 
 
-@pytest.mark.parametrize("cmd", ["vllm serve org/agent --port ${PORT}", "/opt/bin/vllm serve /srv/agent --port ${PORT} --api-prefix=/v1"])
+@pytest.mark.parametrize(
+    "cmd",
+    [
+        "vllm serve org/agent --port ${PORT}",
+        "/opt/bin/vllm serve /srv/agent --port ${PORT} --api-prefix=/v1",
+        "sh -c 'cd /srv && exec llama-server -m /srv/m.gguf --port ${PORT} 2>/dev/null'",
+        "sh -c 'exec vllm serve org/agent --port ${PORT}'",
+        "docker run --rm -p ${PORT}:80 vllm/vllm-openai --model org/agent",
+    ],
+)
 def test_what_names_nothing_in_its_folder_gets_none(cmd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may run where that folder is not."""
+    """It may run where that folder is not; a folder called like a word of the command changes nothing."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "serve").mkdir()
     intent = build(load_config_text(dump({"models": {"m": {"cmd": cmd}}}), env={}), target="cpu", options=Options(bare=True))
     assert intent.config.models[0].cwd is None
 
@@ -178,5 +195,8 @@ def test_what_would_fail_the_first_start_is_told() -> None:
     assert "# /home/ann/m.gguf may be closed to the account that is made for each start: give --run-as" in text
     assert "# /srv/slots must be there, and writable for that account" in text
     assert "may be closed" not in unit_of(entry, run_as="ann")
+    assert "may be closed" not in unit_of(entry, run_as="root")
+    assert "# /home/ann/m.gguf may be closed to bob: move it to /srv" in unit_of(entry, run_as="bob")
+    assert "# /root may be closed to the account" in unit_of({"cmd": "/opt/x ./y --port ${PORT}", "cwd": "/root"})
     assert "may be closed" not in unit_of(entry, user=True)
     assert "looked for" not in unit_of({"cmd": "/opt/llama-server -m /srv/m.gguf --port ${PORT}"})

@@ -101,6 +101,7 @@ def test_secrets_are_found_wherever_the_command_holds_them(command: str | list[s
     ("command", "env", "masked"),
     [
         ("llama-server -m x --proxy http://user:hf_abcdef@proxy:3128", (), ("http://user:hf_abcdef@proxy:3128", "hf_abcdef")),
+        ("x --at https://h/?api_key=hf_abcdef", (), ("https://h/?api_key=hf_abcdef", "hf_abcdef")),
         ("docker run -e HTTPS_PROXY=http://user:hf_abcdef@proxy image", (), ("http://user:hf_abcdef@proxy", "hf_abcdef")),
         ("x --port 1", (("PGURL", "postgres://user:hf_abcdef@db/x"),), ("postgres://user:hf_abcdef@db/x", "hf_abcdef")),
         (["x", "--header", "Authorization: Bearer hf_abcdef"], (), ("Authorization: Bearer hf_abcdef", "hf_abcdef")),
@@ -116,10 +117,47 @@ def test_passwords_of_urls_and_headers_that_let_in_are_secrets(
     assert describe(replace(a_model(command), env=env)).launch(1, []).secrets == masked
 
 
+@pytest.mark.parametrize(
+    ("env", "masked"),
+    [
+        ({"HEADERS": "authorization=Bearer hf_abcdef,x-tenant=main,vllm"}, ["hf_abcdef"]),
+        ({"NODES": "redis://:hf_abcdef@h1:6379,localhost,vllm"}, ["hf_abcdef"]),
+        ({"ENDPOINTS": "http://u:p@h:1,http://localhost:8000,error"}, []),
+        ({"CONFIG": '{"url": "redis://:hf_abcdef@h", "mode": "error"}'}, ["hf_abcdef"]),
+        ({"DB_PASSWORD": "hf_abcdef,error"}, []),
+        ({"API_KEYS": "key-1, key-2"}, ["key-1", "key-2"]),
+        ({"VLLM_API_KEY": "key-1,key-2"}, ["key-1", "key-2"]),
+        ({"EXTRA_ARGS": "--api-key hf_abcdef --port 1"}, ["hf_abcdef"]),
+        ({"EXTRA_ARGS": "--api-key=hf_abcdef"}, ["hf_abcdef"]),
+        ({"URL": "https://h/x?a=b&api_key=hf_abcdef&c=d"}, ["hf_abcdef", "hf_abcdef&c=d"]),
+        ({"PORT_KEY": "${PORT}", "EOS_TOKEN": "</end>", "MAX_TOKENS": "4096"}, None),
+    ],
+)
+def test_only_keys_stand_in_lists(env: dict[str, str], masked: list[str] | None) -> None:
+    """What stands beside a secret is a word like any other, and masking it would blot every log line; what lets in is masked alone."""
+    found = describe(replace(a_model("vllm serve m --port 1"), env=tuple(env.items()))).launch(1, []).secrets
+    whole = [] if masked is None else list(env.values())
+    assert [text for text in found if text not in whole] == (masked or [])
+    assert set(whole) <= set(found)
+
+
+def test_what_is_set_in_requests_is_masked() -> None:
+    """By its name, or by what it says."""
+    text = """models:
+  m:
+    cmd: x --port ${PORT}
+    filters: {setParams: {api_key: hf_abcdef, stop_token: "</end>", n: 4}, setParamsByID: {n: {deep: {url: "http://u:hf_12345@h"}}}}
+"""
+
+    (model,) = load_config_text(text, env={}).models
+    assert describe(model).launch(1, []).secrets == ("hf_abcdef", "http://u:hf_12345@h", "hf_12345")
+
+
 def test_addresses_without_a_password_are_no_secrets() -> None:
     """Ports, names of users, brackets and signs behind a path are no passwords; a variable that a shell fills in is none either."""
     words = ["http://[::1]:80/a@b", "http://127.0.0.1:80?x=a@b", "ssh://git@h:22/x", "https://user@h/x", "secret:4b"]
     script = 'exec x -H "Authorization: Bearer $TOKEN" http://u:${PASS}@h --api-key "$KEY" --token $(cat /run/token)'
+    script += ' & curl -H "Authorization: Bearer $(cat /run/tok)" -H "X-Api-Key: `cat /run/tok`" h'
 
     assert describe(a_model(["x", *words])).launch(1, []).secrets == ()
     assert describe(a_model(["sh", "-c", script])).launch(1, []).secrets == ()

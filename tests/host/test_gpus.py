@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.host.gpus import GpuInfo
+from greenroom.host.gpus import GpuError, GpuInfo, Gpus, here
 from tests.fakes import nvml
 
 GIB = 1024**3
@@ -185,6 +185,26 @@ def test_no_gpu_under_a_driver_is_a_normal_answer(ask):
     """The list is empty and says so."""
     (answer,) = ask("", "discover")
     assert answer == {"found": [], "why_none": "the NVIDIA driver lists no GPU (or only GPUs in MIG mode without a MIG device)."}
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_what_is_here_is_asked_once_and_the_driver_left_again(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+    """No answer is no card."""
+    card = GpuInfo(0, "GPU-a", "L4", 24_000)
+    left: list[Gpus] = []
+
+    def discover(gpus: Gpus) -> tuple[GpuInfo, ...]:
+        if not answers:
+            raise GpuError("it does not answer")
+        return (card,)
+
+    def close(gpus: Gpus) -> None:
+        left.append(gpus)
+
+    monkeypatch.setattr(Gpus, "discover", discover)
+    monkeypatch.setattr(Gpus, "close", close)
+    assert here() == ((card,) if answers else ())
+    assert len(left) == 1
 
 
 def test_no_library_is_a_normal_answer(tmp_path):

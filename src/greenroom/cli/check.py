@@ -138,17 +138,10 @@ def on_this_machine(config: Config, lenient: bool) -> Config:
     booked = {"ram", *(one.id for one in config.devices if one.size.memory_mib is not None)}
     if booked.issuperset(one.id for one in config.devices) and all(booked.issuperset(model.devices) for model in config.models):
         return config  # nobody has to look for a card
-    from greenroom.host.gpus import GpuError, Gpus
+    from greenroom.host.gpus import here
     from greenroom.serve import wiring
 
-    gpus = Gpus()
-    try:
-        found = gpus.discover()
-    except GpuError:
-        found = ()
-    finally:
-        gpus.close()
-    return wiring.on_this_machine(config, found, strict=not lenient)
+    return wiring.on_this_machine(config, here(), strict=not lenient)
 
 
 # ---------------------------------------------------------------------------------------------------------- what it needs
@@ -167,6 +160,7 @@ def at_home(config: Config) -> tuple[Config, dict[str, str]]:
 
 def need_of(model: ModelConfig, devices: Sequence[DeviceConfig], absent: str = "") -> ModelNeed:
     """`absent`: the reference of a model whose files are not here yet."""
+    from greenroom.config import secrets
     from greenroom.engines.detect import describe
 
     if absent:
@@ -183,7 +177,7 @@ def need_of(model: ModelConfig, devices: Sequence[DeviceConfig], absent: str = "
         memory_mib=model.memory_mib if declared else estimate.device_mib,
         host_mib=model.host_memory_mib if model.host_memory_mib is not None else estimate.host_mib,
         source="declared" if declared else estimate.source,
-        detail=f"{absent} is not here yet: the first request fetches it" if absent else estimate.detail,
+        detail=f"{secrets.masked(absent)} is not here yet: the first request fetches it" if absent else estimate.detail,
         problem="" if absent else model.misconfigured or engine.missing(),
         line=model.line,
         sleep=check_sleep.naps_of(model, engine, estimate),

@@ -214,16 +214,10 @@ def _images(pairs: Sequence[str]) -> dict[str, str]:
 
 def found_vendor() -> str:
     """The accelerators of this host; "" = none.  Asked only where nobody has named a target."""
-    from greenroom.host.gpus import GpuError, Gpus
+    from greenroom.host.gpus import here
 
-    gpus = Gpus()
-    try:
-        if gpus.discover():
-            return "nvidia"
-    except GpuError:
-        pass
-    finally:
-        gpus.close()
+    if here():
+        return "nvidia"
     return "amd" if AMD_DEVICE.exists() else ""
 
 

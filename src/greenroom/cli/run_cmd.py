@@ -170,17 +170,10 @@ def write(
 ) -> list[str]:
     """The configuration for these models; returns their names.  `pull`: how they are fetched again.  Raises NoEngine."""
     from greenroom.config.yaml_out import dump
-    from greenroom.host.gpus import GpuError, Gpus
+    from greenroom.host.gpus import here
     from greenroom.serve.instant import configuration
 
-    gpus = Gpus()
-    try:
-        found = gpus.discover()
-    except GpuError:
-        found = ()
-    finally:
-        gpus.close()
-    made = configuration(stored, found, llama_server=llama_server)
+    made = configuration(stored, here(), llama_server=llama_server)
     if start_port is not None:
         made["startPort"] = start_port
     if pull:

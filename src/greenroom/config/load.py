@@ -176,6 +176,8 @@ class _Loader:
     def _hide(self, section: Mapping[str, Any]) -> None:
         """Variables and arguments of a model that are secrets."""
         found = [*secret_values(section.get("env"))]
+        if secrets.is_told(reference := str(section.get("model"))):
+            found.append(reference)
         container = section.get("container")
         in_container = container.get("args") if isinstance(container, Mapping) else None
         for command in (*(section.get(key) for key in _COMMANDS), in_container):

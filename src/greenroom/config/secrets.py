@@ -10,40 +10,51 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 
-FLAG = re.compile(
-    r"--?(?:(?:api|admin|master)[-_]?key|(?:(?:hf|auth|access|api|hf[-_]api)[-_]?)?token|hft|password|passwd|secret)(?P<value>=.*)?",
-    re.IGNORECASE | re.DOTALL,
-)
+_NAMED = r"(?:(?:api|admin|master)[-_]?key|(?:(?:hf|auth|access|api|hf[-_]api)[-_]?)?token|hft|password|passwd|secret)"
+FLAG = re.compile(rf"--?{_NAMED}(?P<value>=.*)?", re.IGNORECASE | re.DOTALL)
 """A flag whose value is a secret, with or without `=VALUE`."""
 
-NAME = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL)S?$", re.IGNORECASE)
+_KEYS = r"(?:KEY|(?<!(?:BOS|CLS|EOS|MAX|PAD|SEP|UNK)[_-])(?<!(?:MASK|STOP)[_-])TOKEN)"  # not those of a tokenizer
+NAME = re.compile(rf"(?:{_KEYS}|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL)S?$", re.IGNORECASE)
 """The name of a variable that holds one (to be searched for)."""
+
+KEYS = re.compile(rf"{_KEYS}S?$", re.IGNORECASE)
+"""The name of one that may hold several, between commas (to be searched for)."""
 
 _URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#:@\"']*:(?P<secret>[^\s/?#\"']+)@")
 _HEADER = re.compile(
-    r"(?<![\w-])(?:(?:proxy-|x-)?authorization|(?:x-[a-z0-9-]*)?api-?key|x-[a-z0-9-]*(?:key|token|secret))[\"']?\s*[:=]\s*[\"']?"
+    r"(?<![\w-])(?:(?:proxy-|x-)?authorization|(?:x-[a-z0-9-]*)?api[-_]?key|x-[a-z0-9-]*(?:key|token|secret))[\"']?\s*[:=]\s*[\"']?"
     r"(?:(?:basic|bearer|digest|negotiate|token)(?:\s|%20)+)?(?P<secret>[^\s\"',;]+)",
     re.IGNORECASE,
 )
+_QUERY = re.compile(rf"[?&]{_NAMED}=(?P<secret>[^\s&#\"']+)", re.IGNORECASE)
+_TOLD = (_URL, _QUERY, _HEADER)
 _LEAD = re.compile(r"(?:--?[A-Za-z][\w.-]*=)?(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)=)?(?P<value>.*)", re.DOTALL)
 _SHORT = re.compile(r"-e(?=[A-Za-z_][A-Za-z0-9_]*=)")  # docker's -eNAME=VALUE
 _SCRIPT_FLAG = re.compile(r"-[a-z]*c")
-_VARIABLE = re.compile(r"\$(?:(?P<bare>[A-Za-z_]\w*)|[@*0-9]|\{(?P<braced>[A-Za-z_]\w*)(?::?\?[^{}]*)?\}|\(.*\))?|`.*", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:(?P<bare>[A-Za-z_]\w*)|[@*0-9]|\{(?P<braced>[A-Za-z_]\w*)(?::?\?[^{}]*)?\}|\(.*)?|`.*", re.DOTALL)
 
 
 def in_variable(name: str, value: str) -> bool:
     """Whether a variable holds one: by its name, or by what it says."""
-    return bool(value) and (NAME.search(name) is not None or is_told(value) or bool(in_script(value)))
+    return bool(value) and (NAME.search(name) is not None or is_told(value) or bool(_of_line(value)))
 
 
 def is_told(text: str) -> bool:
-    """Whether a text says one itself: a URL with a password, or a header that lets in."""
+    """Whether a text says one itself: a URL with a password or a token, or a header that lets in."""
     return any(True for _ in _inside(text))
 
 
 def parts(value: str) -> tuple[str, ...]:
-    """A secret, and what of it somebody would say alone: the password of its URL, what its header lets in by."""
-    return tuple(dict.fromkeys((value, *_inside(value))))
+    """A secret, and what of it somebody would say alone: the password of its URL, what its header lets in by, the value of its flag."""
+    return tuple(dict.fromkeys((value, *_inside(value), *_of_line(value))))
+
+
+def masked(text: str) -> str:
+    """A text without what it says itself."""
+    for pattern in _TOLD:
+        text = pattern.sub(lambda match: match[0].replace(match["secret"], "***"), text)
+    return text
 
 
 def in_arguments(words: Iterable[str]) -> list[str]:
@@ -60,9 +71,14 @@ def in_script(text: str) -> list[str]:
 
 
 def variable(word: str) -> str | None:
-    """The variable that a shell puts here, and nothing else; "" for what a command prints, None for any other text."""
+    """The variable that a shell puts here, and nothing else; "" for what a command prints, even in part; None for any other text."""
     match = _VARIABLE.fullmatch(word)
     return None if match is None else match["bare"] or match["braced"] or ""
+
+
+def _of_line(text: str) -> list[str]:
+    """Those of a text that will be words of a command."""
+    return _found((text,), in_shell=True)
 
 
 def _found(words: Iterable[str], *, in_shell: bool) -> list[str]:
@@ -107,7 +123,7 @@ def _has_space(text: str) -> bool:
 
 
 def _inside(text: str, in_shell: bool = False) -> Iterator[str]:
-    for pattern in (_URL, _HEADER):
+    for pattern in _TOLD:
         yield from (match["secret"] for match in pattern.finditer(text) if not in_shell or variable(match["secret"]) is None)
 
 

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from greenroom.config.model import Config, KeyConfig, ModelConfig
 from greenroom.config.secrets import NAME, in_variable
-from greenroom.deploy import containerfile, docker_run, scripts
+from greenroom.deploy import containerfile, docker_run, first_start, scripts
 from greenroom.deploy.commands import container_env, dialect, secrets_of, written_secrets
-from greenroom.deploy.intent import Intent, Share, Workload
+from greenroom.deploy.fetching import reference_of
+from greenroom.deploy.intent import Intent, Mount, Share, Workload
 from greenroom.deploy.names import label
-from greenroom.deploy.places import Places
+from greenroom.deploy.places import Places, unmounted
 from greenroom.deploy.pod_devices import least_cards, refuse_slices
-from greenroom.deploy.unfit import Unfit
+from greenroom.deploy.unfit import BuildError
 from greenroom.deploy.vault import Vault, variable_name
 from greenroom.engines.detect import devices_count
 from greenroom.engines.exposure import is_loopback
-from greenroom.engines.generic import PORT_MACRO, Generic
+from greenroom.engines.generic import PORT_MACRO, Generic, set_texts
 from greenroom.store.facts import Stored
 
 OWN_PORT = 8080
@@ -28,10 +29,6 @@ API_KEY = "GREENROOM_API_KEY"
 OWN_KEY = f"${{env.{API_KEY}}}"
 PORTS_END = 65535
 SET_CHARS_MAX = 30  # of a set's name: those of its workloads begin with it
-
-
-class BuildError(Unfit):
-    """This cannot be deployed like that, by whatever format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +132,13 @@ class Basis:
         return replace(config, keys=(KeyConfig(OWN_KEY, "key-1"),))
 
     def keep_secrets(self, config: Config) -> None:
+        self.vault.reserved = frozenset(self.offered(config))
         for peer in config.peers:
             if peer.key:
                 self.vault.key(peer.key, f"{variable_name(peer.id)}_PEER_KEY")
+            for name, value in set_texts(peer.filters):
+                if in_variable(name, value):
+                    self.vault.key(value, f"{variable_name(peer.id)}_PEER_SECRET")
         for key in config.keys:
             wanted = API_KEY if len(config.keys) == 1 else f"{API_KEY}_{variable_name(key.name)}"
             self.vault.key(key.key, wanted)
@@ -148,6 +149,12 @@ class Basis:
                 raise BuildError(
                     f"the secret {variable} has several lines, which no file of variables carries; keep it in a file and name that file"
                 )
+
+    def offered(self, config: Config) -> tuple[str, ...]:
+        """Variables that are handed to all who may need them, where somebody sets them."""
+        asks = any((found := reference_of(model)) is not None and found.scheme == "hf" for model in config.models)
+        named = {name for model in config.models for name in first_start.offered(dialect(model))}
+        return tuple(sorted(named | ({first_start.TOKEN} if asks else set())))
 
     def _keep_secrets_of(self, model: ModelConfig) -> None:
         engine, prefix = dialect(model), variable_name(model.id)
@@ -194,8 +201,16 @@ class Basis:
         """`sh -c SCRIPT`: whole paths in it are renamed as text, its program too.  `image`: of the engine alone; "" = greenroom's own."""
         engine = dialect(model)
         paths = [word for text in model.argv for word in re.findall(r"(?<![\w/.:=])/[^\s'\";|&<>()$]+", text) if word.endswith(".gguf")]
-        words = (places.script(word, paths) for word in model.argv)
-        return tuple(scripts.inside(word, engine, image) if image else scripts.with_program(word, engine) for word in words)
+        words = scripts.with_program([places.script(word, paths) for word in model.argv], engine, image)
+        return tuple(scripts.opened(word, engine) for word in words) if image else words
+
+    def tell_of_unmounted(self, model: ModelConfig, argv: Sequence[str], mounts: Iterable[Mount]) -> None:
+        """What a script names beside GGUF files: whether it is a file, and read or written, nobody knows."""
+        if model.container is None and (left := unmounted(scripts.words(argv), [mount.target for mount in mounts])):
+            self.notes.append(
+                f"{model.id}: the script in its `cmd` names {', '.join(left)}, and nothing is mounted there: "
+                "write the command without a shell, or mount it yourself."
+            )
 
     def head(self, first: str) -> tuple[str, ...]:
         return (first, *((f"Made by: {self.options.command}",) if self.options.command else ()))

@@ -6,11 +6,12 @@ import re
 
 from greenroom.config.model import Config, ModelConfig
 from greenroom.deploy import docker_run
-from greenroom.deploy.basis import BuildError, Options
+from greenroom.deploy.basis import Options
 from greenroom.deploy.commands import dialect
 from greenroom.deploy.engines import Engines
 from greenroom.deploy.intent import TARGETS, Intent
 from greenroom.deploy.own import Own
+from greenroom.deploy.unfit import BuildError
 from greenroom.engines import devices as pinning
 
 __all__ = ["MODES", "BuildError", "Options", "build", "guess_target"]

@@ -10,7 +10,7 @@ from typing import Any
 from greenroom.config import secrets, write
 from greenroom.config.model import ContainerConfig, ModelConfig, PullConfig
 from greenroom.deploy import docker_run, fetching, first_start, images, scripts
-from greenroom.deploy.basis import PORTS_END, Basis, BuildError
+from greenroom.deploy.basis import PORTS_END, Basis
 from greenroom.deploy.commands import (
     container_env,
     dialect,
@@ -29,6 +29,7 @@ from greenroom.deploy.intent import Intent, Mount, Probe, Share, Workload
 from greenroom.deploy.names import labels
 from greenroom.deploy.places import CACHE_PLACE, CACHE_VARIABLES, Places
 from greenroom.deploy.pod_devices import without_pins
+from greenroom.deploy.unfit import BuildError
 from greenroom.deploy.vault import variable_name
 from greenroom.engines.base import Launch
 from greenroom.engines.detect import IMAGE_ENTRY
@@ -115,6 +116,8 @@ class Engines(Basis):
             *places.mounts(),
             *self._caches(engine, env),
         )
+        if engine.command.shell:
+            self.tell_of_unmounted(model, argv, mounts)
         env = tuple((key, value) for key, value in env if key not in secret_env)
         return self._workload(
             model,
@@ -246,7 +249,7 @@ class Engines(Basis):
         if engine.command.python:
             inner = ("python3", *(("-m",) if "-m" in whole[: len(whole) - len(engine.command.argv)] else ()), *inner)
         elif engine.kind != "generic":
-            inner = (scripts.program(engine, image), *inner[1:])
+            inner = (scripts.program(engine, image), *inner[scripts.own_words(engine) :])
         inner = opened(inner, engine)
         inner = renumbered(inner, share)
         inner = (*inner, *self._served_names(model, engine, inner))

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from greenroom.config.model import ModelConfig
-from greenroom.deploy.basis import BuildError
 from greenroom.deploy.commands import with_words
 from greenroom.deploy.intent import Mount
 from greenroom.deploy.names import label
 from greenroom.deploy.places import ROOT
+from greenroom.deploy.unfit import BuildError
 from greenroom.store.facts import Reference, Stored, StoreError
 from greenroom.store.layouts import IMAGE_FOLDER
 from greenroom.store.references import parse

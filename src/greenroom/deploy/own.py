@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from urllib.parse import urlsplit
 
 from greenroom.config import write
 from greenroom.config.model import Config, ContainerConfig, ModelConfig
-from greenroom.deploy import first_start, images
-from greenroom.deploy.basis import OWN_PORT, Basis, BuildError
+from greenroom.deploy import first_start, images, scripts
+from greenroom.deploy.basis import OWN_PORT, Basis
 from greenroom.deploy.commands import container_env, dialect, on_host
 from greenroom.deploy.fetching import reference_of
 from greenroom.deploy.intent import Intent, Mount, Probe, Share, Workload
 from greenroom.deploy.places import CACHE_PLACE, FILES, Places
 from greenroom.deploy.pod_devices import in_pod
+from greenroom.deploy.unfit import BuildError
 from greenroom.engines.detect import IMAGE_ENTRY
 from greenroom.engines.discovery import PROGRAM
 from greenroom.engines.exposure import is_loopback
@@ -25,6 +28,14 @@ CONFIG_FILE = "greenroom.yaml"
 CONFIG_PLACE = f"/etc/greenroom/{CONFIG_FILE}"
 STATE_PLACE = "/var/lib/greenroom"
 CLUSTER_DOMAIN = "cluster.local"  # unless a cluster was made with another
+ELSEWHERE = ("/", "~", "-", "$")  # so begins what is no file below the folder a command stands in
+# flags and variables that name files or folders
+FILE_NAMES = re.compile(
+    r"(?:^--?m|^-md|^-mm|(?:file|path|dir|folder|home|root|model|tokenizer|lora|adapter|mmproj|template|config|grammar|vector|cache)s?)$",
+    re.I,
+)
+HERE = re.compile(r"^pwd$|\$\{?PWD\b")
+GOES_TO = frozenset({"cd", ".", "source", ">", ">>", "<"})
 OWN_START_S = 60.0
 OWN_STOP_S = 35.0  # requests in flight have 30
 
@@ -81,7 +92,7 @@ class Own(Basis):
             port=inside_port,
             env=() if bare else (("HOME", CACHE_PLACE),),
             secret_env=tuple((name, name) for name in sorted(self.vault.keys.values()) if f"${{env.{name}}}" in text),
-            offered_env=() if bare else self._offered(config),
+            offered_env=() if bare else self.offered(config),  # engines hand on what greenroom has, and it asks hubs by itself
             mounts=_where_they_lie(places) if bare else (*kept, *places.mounts()),
             share=share,
             memory_mib=0,
@@ -91,13 +102,6 @@ class Own(Basis):
             stop_s=OWN_STOP_S + max((model.stop_s_max for model in config.models), default=0.0),
             host_port=port,
         )
-
-    def _offered(self, config: Config) -> tuple[str, ...]:
-        """Engines hand on what greenroom has, and greenroom asks hubs by itself."""
-        asks = any((found := reference_of(model)) is not None and found.scheme == "hf" for model in config.models)
-        named = {name for model in config.models for name in first_start.offered(dialect(model))}
-        given = self.vault.keys.values()
-        return tuple(sorted((named | ({first_start.TOKEN} if asks else set())) - set(given)))
 
     def _called(self, host: str) -> tuple[str, ...]:
         """What its neighbours call it; without keys greenroom answers to names that it knows alone."""
@@ -120,7 +124,7 @@ class Own(Basis):
         if model.container is None and not engine.command.client:
             places.argv(model.argv, lambda word: on_host(engine, word))
             places.environment(model.env)
-        if model.cwd is None and not engine.command.shell and not _is_relative(model):
+        if model.cwd is None and not _is_relative(model, engine):
             return model
         cwd = os.path.abspath(model.cwd or ".")
         if model.container is None:
@@ -143,6 +147,8 @@ class Own(Basis):
             argv = places.argv(self._program_inside(argv, engine), lambda word: on_host(engine, word))
         env = model.env
         places.environment(env)
+        if engine.command.shell:
+            self.tell_of_unmounted(model, argv, places.mounts())
         if model.container is not None:
             self.notes.append(
                 f"{model.id} had the image {model.container.image}: greenroom starts its command in its own image now, which must hold it."
@@ -165,12 +171,9 @@ class Own(Basis):
         position = len(argv) - len(engine.command.argv)
         if engine.kind == "generic" or not 0 <= position < len(argv) or engine.command.python:
             return argv
-        program = os.path.basename(argv[position])
-        return (
-            *argv[:position],
-            PROGRAM if engine.kind == "llama_server" and program.startswith(PROGRAM) else program,
-            *argv[position + 1 :],
-        )
+        program, count = os.path.basename(argv[position]), scripts.own_words(engine)
+        is_llama = engine.kind == "llama_server" and (program.startswith(PROGRAM) or count > 1)
+        return (*argv[:position], PROGRAM if is_llama else program, *argv[position + count :])
 
     def _container_volumes(self, container: ContainerConfig, places: Places) -> None:
         for volume in container.volumes:
@@ -194,19 +197,40 @@ def _with_files_at(place: Callable[[str], str], config: Config) -> Config:
     return replace(config, models=tuple(map(fetched, config.models)), peers=peers)
 
 
-def _is_relative(model: ModelConfig) -> bool:
-    """Whether anything that it says may mean a file below the folder it stands in; what a shell makes of a script nobody knows."""
-    program, *words = model.argv or ("",)
-    words += [*model.stop_argv, *(value for _, value in model.env)]
-    words += model.container.volumes if model.container is not None else ()
-    words += [word.partition("=")[2] for word in words]
-    return (not program.startswith("/") and "/" in program) or any(map(_names_a_file_here, words))
+def _is_relative(model: ModelConfig, engine: Generic) -> bool:
+    """Whether anything that it says may mean a file below the folder it stands in; a shell makes more of a script than can be read."""
+    argv = (*model.argv, *model.stop_argv)
+    words = ["", *(scripts.words(argv) if engine.command.shell else argv)]
+    pairs = [*pairwise(words), *model.env]
+    pairs += [("-v", volume) for volume in model.container.volumes] if model.container is not None else []
+    pairs += [(name, value) for _, word in pairs for name, equals, value in (word.partition("="),) if equals]
+    started = () if engine.command.client else engine.command.argv  # of a client it is an image
+    programs = [argv[0] for argv in (model.argv, model.stop_argv, started) if argv]
+    served = engine.model_name() or ""
+    return (
+        any("/" in program and program[0] not in ELSEWHERE for program in programs)
+        or any(_names_a_file_here(name, word) for name, word in pairs)
+        or (bool(served) and _lies_here(served))
+        or (engine.command.shell and _asks_where_it_is(words))
+    )
 
 
-def _names_a_file_here(word: str) -> bool:
-    if not word or word[0] in "/~-$":
-        return False
-    return word.startswith(("./", "../")) or word.endswith(FILES) or os.path.lexists(word)
+def _names_a_file_here(name: str, word: str) -> bool:
+    """`name`: of the flag or variable that has the word; a word alone may as well be what the program is to do."""
+    if word.startswith(("./", "../")) or (word.endswith(FILES) and word[0] not in ELSEWHERE):
+        return True
+    return ("/" in word or "." in word or FILE_NAMES.search(name) is not None) and _lies_here(word)
+
+
+def _lies_here(word: str) -> bool:
+    return word[:1] not in ("", *ELSEWHERE) and os.path.lexists(word)
+
+
+def _asks_where_it_is(words: Sequence[str]) -> bool:
+    """A script that goes on from its folder, writes there, or names it."""
+    return any(
+        HERE.search(word) is not None or (before in GOES_TO and word[:1] not in ("", *ELSEWHERE)) for before, word in pairwise(words)
+    )
 
 
 def _where_they_lie(places: Places) -> tuple[Mount, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from greenroom.deploy.intent import Mount
+from greenroom.engines.discovery import IMAGE_PROGRAM
 
 ROOT = "/models"
 CACHE_PLACE = "/cache"  # home of what runs inside: downloads, compiled code
@@ -57,6 +58,7 @@ FILE_VARIABLES = re.compile(r"^(?:LLAMA_ARG_[A-Z_]+|MODEL_ID)$")
 WRITTEN_FOLDERS = frozenset({"--slot-save-path", "--download-dir", "--huggingface-hub-cache", "--cache-dir"})
 WRITTEN_FILES = frozenset({"--log-file"})
 KERNEL = ("/dev", "/proc", "/sys")
+PROGRAMS = (os.path.dirname(IMAGE_PROGRAM),)  # of images that are known
 SYSTEM = (*KERNEL, "/bin", "/boot", "/etc", "/lib", "/lib64", "/run", "/sbin", "/usr", "/var/run")  # programs there are the image's
 
 
@@ -169,6 +171,17 @@ class Places:
         if isinstance(value, list):
             return [self._in_json(item, host_path) for item in value]
         return value
+
+
+def unmounted(words: Sequence[str], folders: Sequence[str]) -> tuple[str, ...]:
+    """Whole paths among these words that lie in none of the folders, and in no folder of every system."""
+    found = []
+    for before, word in zip(("", *words), words, strict=False):
+        name, equals, value = word.partition("=")
+        path = value if equals else word
+        if path.startswith("/") and path.strip("/") and (name if equals else before) not in NO_PATHS:
+            found += [] if _is_in(path, (*folders, *SYSTEM, *PROGRAMS, "/tmp")) else [path]
+    return tuple(dict.fromkeys(found))
 
 
 def _is_path(text: str) -> bool:

@@ -12,6 +12,7 @@ from greenroom.deploy import containerfile, escape, health
 from greenroom.deploy.files import commented, head
 from greenroom.deploy.intent import Files, Intent, Mount, Share, Workload
 from greenroom.deploy.limits import memory_max_mib, pids_max, rights, sysctls
+from greenroom.deploy.names import beside
 from greenroom.deploy.order import before
 from greenroom.deploy.unfit import Unfit
 
@@ -85,7 +86,7 @@ def _container(intent: Intent, workload: Workload, rootful: bool) -> str:
 
 def _offered_file(intent: Intent) -> str:
     """What may be there and need not; one for all."""
-    return f"{intent.name}-hub.env"
+    return beside(intent.name, "hub.env")
 
 
 def _fetch(image: str) -> str:

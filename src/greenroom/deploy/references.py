@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from greenroom.config.model import Config, ModelConfig
-from greenroom.deploy.basis import BuildError
+from greenroom.deploy.unfit import BuildError
 from greenroom.store.facts import Reference
 from greenroom.store.references import model_ids
 

@@ -161,17 +161,22 @@ def _needs(intent: Intent, workload: Workload, user: bool, run_as: str, program:
             f"{', '.join(map(one_line, looked_for))}: looked for in /usr/local/bin and /usr/bin; elsewhere, write whole paths into `cmd`"
         )
     paths = [program, *(mount.source for mount in workload.mounts)]
-    at_home = next((path for path in paths if path.startswith(HOMES)), "")
-    if at_home and not user and not run_as:
-        said.append(
-            f"{one_line(at_home)} may be closed to the account that is made for each start: give --run-as ACCOUNT, or move it to /srv"
-        )
+    at_home = next((path for path in paths if _is_in_a_home(path, but=run_as)), "")
+    if at_home and not user:
+        whom, way = (one_line(run_as), "move") if run_as else ("the account that is made for each start", "give --run-as ACCOUNT, or move")
+        said.append(f"{one_line(at_home)} may be closed to {whom}: {way} it to /srv")
     written = [one_line(mount.source) for mount in workload.mounts if not mount.read_only]
     if written and not user:
         said.append(f"{', '.join(written)} must be there, and writable for {run_as or 'that account'}")
     if run_as and any(map(_is_contained, intent.config.models)):
         said.append(f"{one_line(run_as)} needs a session of its own for podman: loginctl enable-linger {shlex.quote(run_as)}")
     return tuple(said)
+
+
+def _is_in_a_home(path: str, *, but: str) -> bool:
+    """`but`: of this account, which reads its own; root reads all."""
+    inside, own = f"{path}/", "/" if but == "root" else f"/home/{but}/"
+    return inside.startswith(HOMES) and not (but and inside.startswith(own))
 
 
 def _steps(intent: Intent, workload: Workload, user: bool) -> tuple[str, ...]:

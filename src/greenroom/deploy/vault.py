@@ -11,12 +11,13 @@ class Vault:
     """Value -> key.  Keys are names of variables; the same value keeps its key, and a key never means two values."""
 
     keys: dict[str, str] = field(default_factory=dict)
+    reserved: frozenset[str] = frozenset()  # names that are everybody's: no secret of one has them
 
     def key(self, value: str, *wanted: str) -> str:
         """The key of a value: the first of the names wanted that is free, else the last one with a number."""
         if value in self.keys:
             return self.keys[value]
-        taken = set(self.keys.values())
+        taken = {*self.keys.values(), *self.reserved}
         names = [variable_name(name) for name in wanted]
         name = next((name for name in names if name not in taken), "")
         number = 2

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qsl, urlsplit
 
 from greenroom.config import secrets
-from greenroom.config.model import CallConfig, ModelConfig, SleepConfig
+from greenroom.config.model import CallConfig, FiltersConfig, ModelConfig, SleepConfig
 from greenroom.core.facts import SleepTier
 from greenroom.engines import devices as pinning
 from greenroom.engines import exposure, oom, weights
@@ -120,13 +120,21 @@ class Generic:
         """Engine keys and other secrets of the command, variables and calls that hold one: each as it is written."""
         container = self.config.container
         words = (*self.config.argv, *self.config.stop_argv, *(container.args if container is not None else ()))
-        found = [*secrets.in_arguments(words), self.engine_key()]
-        found += [value for name, value in (*self.env.items(), *self._declared_values()) if secrets.in_variable(name, value)]
-        parts = [part.strip() for value in found for part in (value, *value.split(","))]
-        return tuple(dict.fromkeys(part for part in parts if len(part) >= SECRET_CHARS_MIN))
+        named = (*self.env.items(), ("", self.config.reference), *self._declared_values())
+        found = [*secrets.in_arguments(words), *(value for name, value in named if secrets.in_variable(name, value))]
+        # Only keys stand in lists: pieces of another text that holds a secret are words like any others.
+        lists = (
+            *self._key_lists(),
+            *filter(None, map(self.given, self.key_variables)),
+            *(value for name, value in self.env.items() if secrets.KEYS.search(name)),
+        )
+        found += [self.engine_key(), *(key for value in lists for key in value.split(","))]
+        texts = dict.fromkeys(value.strip() for value in found)
+        return tuple(text for text in texts if len(text) >= SECRET_CHARS_MIN and text != PORT_MACRO)
 
     def _declared_values(self) -> Iterator[tuple[str, str]]:
-        """What the calls of the config carry, by name: in their queries (as written, and as meant), and anywhere in their bodies."""
+        """What the config has sent, by name: queries of calls (as written, and as meant), their bodies and `setParams`, however deep."""
+        yield from set_texts(self.config.filters)
         declared, warmup = self.config.sleep_calls, self.config.warmup
         calls = [(call.path, call.body) for call in (*declared.sleep, *declared.wake)] if declared is not None else []
         for path, body in (*calls, *([(warmup.path, warmup.body)] if warmup is not None else [])):
@@ -168,14 +176,18 @@ class Generic:
 
     def engine_key(self) -> str:
         """The first key the engine accepts; "" when it wants none (or it cannot be known)."""
-        for variable in ("", *self.key_variables):
-            value = self.flags.value(*self.key_flags) if not variable else self.env.get(variable)
+        if (value := next(self._key_lists(), None)) is not None:
+            return value.split(",", 1)[0].strip()
+        key_file = self.flags.value("--api-key-file", env="LLAMA_ARG_API_KEY_FILE")
+        return _first_key(self.host_path(key_file)) if key_file else ""
+
+    def _key_lists(self) -> Iterator[str]:
+        """What its flags and variables for keys hold: one key, or several between commas."""
+        for value in (self.flags.value(*self.key_flags), *map(self.env.get, self.key_variables)):
             if value and self.command.shell and (name := secrets.variable(value)) is not None:
                 value = self.env.get(name)  # what its shell will put there
             if value:
-                return value.split(",", 1)[0].strip()
-        key_file = self.flags.value("--api-key-file", env="LLAMA_ARG_API_KEY_FILE")
-        return _first_key(self.host_path(key_file)) if key_file else ""
+                yield value
 
     def is_ready_hint(self, line: str) -> bool:
         return self.ready_lines.search(line) is not None
@@ -445,6 +457,11 @@ class Generic:
 
     def ending(self, exit_code: int | None, log_tail: Sequence[str]) -> Ending:
         return oom.ending(exit_code, log_tail)
+
+
+def set_texts(filters: FiltersConfig) -> Iterator[tuple[str, str]]:
+    """What is put into requests, by name."""
+    yield from _texts("", (filters.set_params, filters.set_params_by_id))
 
 
 def _texts(name: str, value: object) -> Iterator[tuple[str, str]]:

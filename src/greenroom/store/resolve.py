@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from greenroom.config import secrets
 from greenroom.config.model import Config, ModelConfig
 
 from .facts import Damaged, NotFound, Reference, Stored, StoreError
@@ -53,7 +54,7 @@ def _resolved(
             forbidden[model.id] = reference
             return replace(model, misconfigured=f"{fault}; pull: never forbids to fetch it")
         absent[model.id] = reference
-        return replace(model, misconfigured=f"its model {reference} is not here yet: the first request fetches it")
+        return replace(model, misconfigured=f"its model {secrets.masked(str(reference))} is not here yet: the first request fetches it")
     except StoreError as fault:
         return replace(model, misconfigured=str(fault))
 
