@@ -7,7 +7,8 @@ import logging
 import os
 import sqlite3
 import stat
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -265,19 +266,22 @@ def test_a_file_that_is_damaged_while_in_use_is_replaced_with_all_that_is_known(
     book.put(CHAT, LEARNED)
     write, failing = Footprints._write, [True]
 
-    def fail_once(self: Footprints, key: Key, learned: Learned, gone: list[Key]) -> None:
+    def fail_once(self: Footprints, batch: Mapping[Key, tuple[Learned, float] | None]) -> None:
         if failing.pop() if failing else False:
             fault = sqlite3.DatabaseError("database disk image is malformed")
             fault.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
             raise fault
-        write(self, key, learned, gone)
+        write(self, batch)
 
+    assert book.flush()
     monkeypatch.setattr(Footprints, "_write", fail_once)
     with caplog.at_level(logging.WARNING):
         book.put(EMBED, LEARNED)
+        assert book.flush()
         assert (len(caplog.records), book.is_durable) == (1, True)
         failing.append(True)
         book.put(EMBED, LEARNED)
+        assert book.flush()
         assert (len(caplog.records), book.is_durable) == (2, False)
     book.close()
 
@@ -293,8 +297,9 @@ def test_a_disk_that_fails_later_is_warned_about_once_and_tried_again(tmp_path: 
     other = sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with caplog.at_level(logging.WARNING):
-        book.put(CHAT, LEARNED)
-        book.put(CHAT, LEARNED)
+        for _ in range(2):
+            book.put(CHAT, LEARNED)
+            assert book.flush()
     assert len(caplog.records) == 1
     assert not book.is_durable
     other.execute("ROLLBACK")
@@ -305,6 +310,31 @@ def test_a_disk_that_fails_later_is_warned_about_once_and_tried_again(tmp_path: 
     again = Footprints(tmp_path / "ledger.sqlite")
     assert again.get(EMBED) == LEARNED
     assert again.get(CHAT) is None
+    again.close()
+
+
+def test_a_disk_that_takes_its_time_delays_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are known at once, and written when the disk comes to it; meanwhile the newest of each model is enough."""
+    path = tmp_path / "ledger.sqlite"
+    book, may_write, write, batches = Footprints(path), threading.Event(), Footprints._write, []
+
+    def slow(self: Footprints, batch: Mapping[Key, tuple[Learned, float] | None]) -> None:
+        assert may_write.wait(30)
+        batches.append(len(batch))
+        write(self, batch)
+
+    monkeypatch.setattr(Footprints, "_write", slow)
+    book.put(CHAT, replace(LEARNED, samples=0))
+    for samples in range(1, 100):
+        book.put(EMBED, replace(LEARNED, samples=samples))
+    assert book.get(EMBED) == replace(LEARNED, samples=99)
+    assert not book.flush(0.01)
+    may_write.set()
+    assert book.flush(30)
+    assert sum(batches) <= 3
+    book.close()
+    again = Footprints(path)
+    assert (again.get(CHAT), again.get(EMBED)) == (replace(LEARNED, samples=0), replace(LEARNED, samples=99))
     again.close()
 
 

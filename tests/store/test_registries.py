@@ -329,6 +329,7 @@ def test_a_pull_killed_at_any_point_is_gone_on_with(plain: Real, tmp_path: Path)
         child = greenroom(tmp_path / "store", "pull", "-q", place)
         try:
             child.wait(chance.uniform(0.2, 1.0) * usual_s)
+            usual_s *= 0.8  # it was done sooner: the first one took long for another reason
         except subprocess.TimeoutExpired:
             child.send_signal(signal.SIGKILL)
             child.wait()

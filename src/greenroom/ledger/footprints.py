@@ -1,8 +1,9 @@
 """What models really needed, remembered across restarts: a small SQLite table with a copy in memory.
 
-Reads never touch the disk after the first.  A disk that is broken, full or read-only costs the memory of
-the next restart and one warning, nothing else: serving must not depend on it.  A file that is damaged is
-moved aside, so that what is learned from then on outlives the next restart again.
+Reads never touch the disk after the first, and a thread of its own writes: a disk that takes its time delays nobody.
+One that is broken, full or read-only costs the memory of the next restart and one warning, nothing else: serving must
+not depend on it.  A file that is damaged is moved aside, so that what is learned from then on outlives the next restart
+again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sqlite3
 import threading
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 ROWS_MAX = 4096
 BUSY_S_MAX = 0.25  # another process writes: wait this long at most
+CLOSE_S_MAX = 3.0  # for what is still to be written
 ASIDE_MAX = 3  # damaged files kept: `.corrupt-1` is the newest
 DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
@@ -88,7 +90,11 @@ class Footprints:
         self._clock = clock
         self._lock = threading.Lock()
         self._known: OrderedDict[Key, Learned] = OrderedDict()  # least recently used first
-        self._db: sqlite3.Connection | None = None
+        self._news = threading.Condition(self._lock)
+        self._unwritten: dict[Key, tuple[Learned, float] | None] = {}  # with when it was learned; None = to be deleted
+        self._is_writing = self._is_closing = False
+        self._writer: threading.Thread | None = None
+        self._db: sqlite3.Connection | None = None  # the writer's, once there is one
         self._warned = False
         self._began_anew = False
         if self._path is not None:
@@ -106,17 +112,33 @@ class Footprints:
             self._known[key] = learned
             self._known.move_to_end(key)
             gone = [self._known.popitem(last=False)[0] for _ in range(len(self._known) - self._rows_max)]
-            try:
-                self._write(key, learned, gone)
-            except sqlite3.Error as fault:
-                if not self._begin_anew(fault):
-                    self._warn("be written", fault)  # tried again with the next figure: a full disk may be freed
+            if self._path is None or self._is_closing:
+                return
+            self._unwritten |= {**dict.fromkeys(gone), key: (learned, self._clock())}
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._work, name="footprints", daemon=True)
+                self._writer.start()
+            self._news.notify_all()
+
+    def flush(self, timeout_s: float = CLOSE_S_MAX) -> bool:
+        """Wait until all that was put is written, or could not be; False: not in time."""
+        with self._lock:
+            return self._news.wait_for(lambda: not self._unwritten and not self._is_writing, timeout_s)
 
     def close(self) -> None:
+        """Write what is left, for a bounded time."""
+        if not self.flush():
+            log.warning("%s could not be written in %g s; the last figures are lost", self._path, CLOSE_S_MAX)
         with self._lock:
-            if self._db is not None:
-                self._db.close()
-                self._db = None
+            self._is_closing = True
+            self._news.notify_all()
+        if self._writer is not None:
+            self._writer.join(CLOSE_S_MAX)
+            if self._writer.is_alive():
+                return  # the disk hangs, and its connection is in use
+        if self._db is not None:
+            self._db.close()
+            self._db = None
 
     def __len__(self) -> int:
         return len(self._known)
@@ -126,9 +148,26 @@ class Footprints:
         """False when this run's figures will be forgotten."""
         return self._db is not None and not self._warned
 
+    def _work(self) -> None:
+        """The writer's thread."""
+        while True:
+            with self._lock:
+                self._is_writing = False
+                self._news.notify_all()
+                self._news.wait_for(lambda: bool(self._unwritten) or self._is_closing)
+                batch, self._unwritten = self._unwritten, {}
+                if not batch:
+                    return
+                self._is_writing = True
+            try:
+                self._write(batch)
+            except sqlite3.Error as fault:
+                if not self._begin_anew(fault):
+                    self._warn("be written", fault)  # tried again with the next figure: a full disk may be freed
+
     def _open_or_warn(self, path: Path) -> None:
         try:
-            self._open(path)
+            self._known = self._open(path)
         except (sqlite3.Error, OSError) as fault:
             if not self._begin_anew(fault):
                 self._warn("be used", fault)
@@ -145,15 +184,13 @@ class Footprints:
         if self._db is not None:
             self._db.close()
             self._db = None
-        known = self._known
+        with self._lock:
+            known: dict[Key, tuple[Learned, float] | None] = {key: (learned, self._clock()) for key, learned in self._known.items()}
         try:
             aside = move_aside(path)
             self._open(path)
-            self._known = known
-            for key, learned in known.items():
-                self._write(key, learned, [])
+            self._write(known)
         except (sqlite3.Error, OSError) as second:
-            self._known = known
             self._warn("be used", second)
             return True
         log.warning("%s was damaged (%s): it is %s now, and a new one was begun. What it held is learned again", path, fault, aside)
@@ -171,7 +208,8 @@ class Footprints:
             )
         self._warned = True
 
-    def _open(self, path: Path) -> None:
+    def _open(self, path: Path) -> OrderedDict[Key, Learned]:
+        """What it holds, least recently used first."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         db = sqlite3.connect(path, timeout=BUSY_S_MAX, isolation_level=None, check_same_thread=False)
@@ -180,38 +218,43 @@ class Footprints:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=NORMAL")
             migrate(db)
-            self._load(db)
+            found = self._load(db)
         except BaseException:
             db.close()
             raise
         self._db = db
+        return found
 
-    def _load(self, db: sqlite3.Connection) -> None:
-        """The newest rows into memory; what is beyond the limit is deleted."""
+    def _load(self, db: sqlite3.Connection) -> OrderedDict[Key, Learned]:
+        """The newest rows; what is beyond the limit is deleted."""
         tiers: defaultdict[Key, tuple[LearnedTier, ...]] = defaultdict(tuple)
         with closing(db.execute(SELECT_TIERS)) as rows:
             for row in rows:
                 tiers[Key(*row[:4])] += (LearnedTier(*row[4:]),)
         with closing(db.execute(SELECT)) as rows:
             found = [(key := Key(*row[:4]), replace(Learned(*row[4:]), tiers=tiers[key])) for row in rows]
-        self._known = OrderedDict(reversed(found[: self._rows_max]))
         for key, _ in found[self._rows_max :]:
             delete(db, key)
+        return OrderedDict(reversed(found[: self._rows_max]))
 
-    def _write(self, key: Key, learned: Learned, gone: list[Key]) -> None:
-        if self._db is None:
+    def _write(self, batch: Mapping[Key, tuple[Learned, float] | None]) -> None:
+        db = self._db
+        if db is None:
             return
-        figures = (learned.device_mib, learned.host_mib, learned.up_s, learned.down_s, learned.samples)
-        self._db.execute("BEGIN IMMEDIATE")
+        db.execute("BEGIN IMMEDIATE")
         try:
-            for one in (key, *gone):
-                delete(self._db, one)
-            self._db.execute(INSERT, (*astuple(key), *figures, self._clock()))
-            self._db.executemany(INSERT_TIER, [(*astuple(key), *astuple(tier)) for tier in learned.tiers])
+            for key, found in batch.items():
+                delete(db, key)
+                if found is None:
+                    continue
+                learned, at = found
+                figures = (learned.device_mib, learned.host_mib, learned.up_s, learned.down_s, learned.samples)
+                db.execute(INSERT, (*astuple(key), *figures, at))
+                db.executemany(INSERT_TIER, [(*astuple(key), *astuple(tier)) for tier in learned.tiers])
         except BaseException:
-            self._db.execute("ROLLBACK")
+            db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
+        db.execute("COMMIT")
 
 
 SELECT = (
