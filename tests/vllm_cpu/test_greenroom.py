@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pytest
@@ -29,14 +31,20 @@ class House(Rig):
 
     def __init__(self, home: Path, gpu: PretendGpu, models: dict[str, Any], **config: Any) -> None:
         self.gpu = gpu
-        scratch = home / "engines"  # what vLLM leaves behind there is its own affair
-        scratch.mkdir()
+        # What vLLM leaves behind there is its own affair.  Its sockets lie there, and a socket's path has 107 characters at most.
+        self._scratch = tempfile.TemporaryDirectory(prefix="gr-", ignore_cleanup_errors=True)
         entries = {
-            name: {"healthCheckTimeout": START_S_MAX, **entry, "env": {**entry["env"], "TMPDIR": str(scratch)}}
+            name: {"healthCheckTimeout": START_S_MAX, **entry, "env": {**entry["env"], "TMPDIR": self._scratch.name}}
             for name, entry in models.items()
         }
         devices = {"devices": {"gpu0": {"headroom": "0MiB"}}, **config}
         super().__init__(home, entries, budget_mib=gpu.total_mib, config=devices, env=gpu.env)
+
+    async def __aexit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            await super().__aexit__(kind, fault, trace)
+        finally:
+            self._scratch.cleanup()
 
     def check_latency(self) -> None:
         """Says nothing here: a server that starts takes both cores for itself."""
