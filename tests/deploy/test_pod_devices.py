@@ -120,6 +120,9 @@ def test_slices_named_by_uuid_alone_are_refused(mode: str) -> None:
     """A whole card for each would be another thing."""
     with pytest.raises(Unfit, match="--mig"):
         made(SLICES, mode=mode)
+    pinned = {"m": {"cmd": VLLM, "env": {"CUDA_VISIBLE_DEVICES": "MIG-a,GPU-b"}}}
+    with pytest.raises(Unfit, match="the device of m"):  # wherever it stands among others
+        made({"models": pinned}, mode="engines")
     made(SLICES, mode="engines", sliced=True)  # asked for by a plan that is made afterwards
 
 

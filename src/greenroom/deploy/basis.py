@@ -84,7 +84,7 @@ class Basis:
         by_hand = engine.pinned_devices()
         named = by_hand or self._named([name for name in model.devices if name != "ram"])
         if self.options.in_cluster and not self.options.sliced:
-            refuse_slices({f"the device of {model.id}": name for name in named}, "")
+            refuse_slices(((f"the device of {model.id}", name) for name in named), "")
         # Of more candidates than it takes, the first are as good as any: there is no scheduler to choose.
         return Share(vendor, count, named[:count] if len(named) >= count else ())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from greenroom.config.model import Config, DeviceConfig, ModelConfig
@@ -28,7 +28,7 @@ class InPod:
 def in_pod(config: Config, mig: str) -> InPod:
     """Raises Unfit for slices named by UUID without their profile, `mig`: nothing else can be asked for in a cluster."""
     gpus = [device for device in config.devices if device.id != "ram" and (device.size.probe != "none" or GPU.fullmatch(device.id))]
-    refuse_slices({device.id: device.uuid or "" for device in gpus}, mig)
+    refuse_slices(((device.id, device.uuid or "") for device in gpus), mig)
     if mig:
         return _sliced(config, gpus, mig)
     names = {device.id: f"gpu{number}" for number, device in enumerate(gpus)}
@@ -42,9 +42,9 @@ def in_pod(config: Config, mig: str) -> InPod:
     return InPod(replace(config, devices=devices, models=tuple(models)), tuple(notes))
 
 
-def refuse_slices(uuids: Mapping[str, str], mig: str) -> None:
-    """`uuids`: what is named -> its UUID."""
-    for name, uuid in uuids.items():
+def refuse_slices(named: Iterable[tuple[str, str]], mig: str) -> None:
+    """`named`: each device, as it is to be told, and its UUID."""
+    for name, uuid in named:
         if uuid.startswith(MIG) and not mig:
             raise Unfit(
                 f"{name} is a MIG slice named by its UUID ({uuid}), and a cluster hands slices out by profile: `greenroom generate kube` "
