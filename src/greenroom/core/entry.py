@@ -9,6 +9,7 @@ from .costs import Costs
 from .facts import Model, Operation, Policy, SleepTier, State
 from .queue import ModelQueue
 from .residency import HOME, LAWFUL, Instance, UnlawfulMove
+from .words import misconfigured
 
 
 @dataclass(slots=True)
@@ -85,7 +86,8 @@ class Entry:
     @property
     def barred(self) -> str:
         """Why no start of it is tried; "" when nothing speaks against one, or when its engine is there."""
-        return f"{self.id} is misconfigured: {self.model.misconfigured}" if self.model.misconfigured and self.state in HOME else ""
+        why = self.model.misconfigured
+        return misconfigured(self.id, why) if why and self.state in HOME else ""
 
     def move(self, to: State, now: float) -> None:
         """Change the instance's state; anything not in the table is a bug told with its story."""

@@ -392,15 +392,16 @@ class Scheduler:
         for sample in event.samples:
             self._measured(sample)
         if woken_in_vain:
+            had_room = stage.book.fits(stage.required(entry, entry.instance.devices), entry.id)  # nobody else has it
             if entry.wake_ooms > 1:
-                if stage.book.fits(stage.required(entry, entry.instance.devices), entry.id):
+                if had_room:
                     count_sleep_fault(stage, entry)
                 send_off(stage, entry, 0, "there was no room to wake it twice in a row")  # in its move's lane; a cold start follows
             else:
                 if move is not None and move.target is entry:
                     stage.release_lanes(move)
-                if stage.book.fits(stage.required(entry, entry.instance.devices), entry.id):
-                    raise_need(stage, entry, event)  # nobody else has the room: it needs more than is booked for it
+                if had_room:
+                    raise_need(stage, entry, event)  # it needs more than is booked for it
         if entry.queue:
             stage.waiting.add(entry)
 

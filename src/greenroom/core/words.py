@@ -11,6 +11,10 @@ def times(count: int) -> str:
     return "once" if count == 1 else f"{count} times in a row"
 
 
+def misconfigured(model: str, why: str) -> str:
+    return f"{model} is misconfigured: {why}"
+
+
 def requests_wait(count: int) -> str:
     return "1 request waits" if count == 1 else f"{count} requests wait"
 

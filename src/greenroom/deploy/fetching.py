@@ -20,7 +20,7 @@ from greenroom.store.unpacking import LINK
 
 ARTIFACTS = ("modelpack", "docker")  # layouts that no container can mount
 PATH, FOLDER = "${MODEL_PATH}", "${MODEL_DIR}"
-READS_FOLDERS = ("vllm", "sglang", "tei")
+READS_FOLDERS = ("vllm", "sglang", "tei")  # laid out as the hub has them, from there or from a disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _native(reference: Reference, kind: str) -> tuple[str, ...]:
             name = f"{reference.path}:{reference.tag}" if reference.tag and not is_file else reference.path
             return ("--hf-repo", name, *(("--hf-file", reference.tag) if is_file else ()))
         return ()
-    if kind in ("vllm", "sglang", "tei") and reference.scheme == "hf" and not reference.tag:
+    if kind in READS_FOLDERS and reference.scheme == "hf" and not reference.tag:
         return (reference.path, *(("--revision", reference.digest) if reference.digest else ()))
     return ()
 

@@ -22,6 +22,7 @@ from greenroom.core.facts import (
     RequestQuiet,
     State,
 )
+from greenroom.core.words import misconfigured
 from greenroom.engines.base import Engine
 from greenroom.proxy.admission import Grant, Refusal, Waiter, Wish
 from greenroom.proxy.errors import not_ready
@@ -281,7 +282,7 @@ class Door:
                 return
             if lacking := self.lacks(wish.model):
                 shell.forget(visit.request)
-                visit.refused(Refuse(visit.request, 503, "misconfigured", f"{wish.model} is misconfigured: {lacking}"))
+                visit.refused(Refuse(visit.request, 503, "misconfigured", misconfigured(wish.model, lacking)))
                 return
         priority = Priority.BATCH if wish.batch else None
         shell.ask(visit.request, visit, RequestArrived(shell.clock(), visit.request, wish.model, priority, deadline_s, wish.client))

@@ -250,12 +250,8 @@ def lower_model(
 ) -> Model:
     """`lacking`: what keeps it from being started."""
     costs = engine.costs(estimate)
-    need, source = need_of(model, estimate, learned)
+    need, source = need_of(model, estimate, learned, is_least=candidates == ("ram",))
     floor = floor_of(model, estimate, candidates)
-    if need is not None and need < floor:
-        if floor == model.memory_mib:
-            need, source = floor, "declared"
-        floor = need  # what was measured or declared is believed before an estimate
     tiers = tuple(tier_of(tier, learned) for tier in costs.tiers)
     doze = tier_of(costs.doze, learned) if costs.doze is not None and model.sleep != "off" else None
     return Model(
@@ -263,7 +259,7 @@ def lower_model(
         devices=candidates,
         need_mib=need,
         base_mib=model.memory_mib if model.memory_mib is not None else estimate.device_mib,
-        need_floor_mib=floor,
+        need_floor_mib=min(floor, need or floor),
         need_source=source,
         host_mib=model.host_memory_mib or (estimate.host_mib if candidates != ("ram",) else 0),
         devices_count=devices_count(model) if candidates != ("ram",) else 1,
@@ -299,12 +295,16 @@ def floor_of(model: ModelConfig, estimate: Estimate, candidates: tuple[str, ...]
     return (estimate.device_mib or 0) if estimate.source == "flags" else 0
 
 
-def need_of(model: ModelConfig, estimate: Estimate, learned: Learned | None) -> tuple[int | None, str]:
-    """What was measured before, else declared, else told by flags or files; None = unknown, the whole device."""
-    if learned is not None and learned.device_mib is not None:
-        return learned.device_mib, "measured"
-    if model.memory_mib is not None:
-        return model.memory_mib, "declared"
+def need_of(model: ModelConfig, estimate: Estimate, learned: Learned | None, *, is_least: bool = False) -> tuple[int | None, str]:
+    """What was measured before, else declared, else told by flags or files; None = unknown, the whole device.
+
+    `is_least`: what is declared is the least, whatever was measured (see `floor_of`).
+    """
+    declared, measured = model.memory_mib, learned.device_mib if learned is not None else None
+    if measured is not None and not (is_least and declared is not None and measured < declared):
+        return measured, "measured"
+    if declared is not None:
+        return declared, "declared"
     return estimate.device_mib, estimate.source
 
 
