@@ -258,7 +258,8 @@ class Engine:
         self.sides.append(side)
         with contextlib.suppress(ConnectionError, asyncio.CancelledError, TimeoutError, RuntimeError):  # uvloop: write after the end
             await self._requests(side)
-        writer.transport.abort()
+        if not writer.is_closing():  # what `fin` has still to send is not lost
+            writer.transport.abort()
 
     async def _requests(self, side: EngineSide) -> None:
         while not side.writer.is_closing():

@@ -186,7 +186,7 @@ async def test_a_fetch_is_begun_watched_and_stopped_on_the_page(tmp_path: Path, 
         await page.get_by_role("button", name="Fetch now late/7b").click()
         await bar.wait_for()
         asked = asyncio.create_task(rig.chat("late/7b"))
-        await page.get_by_text("1 request waits for it").wait_for()
+        await page.get_by_text("1 request waits for it", exact=True).wait_for()
         there.go.set()
         await page.locator(".head .s-ready").wait_for()
         assert (await asked).status == 200
