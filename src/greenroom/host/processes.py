@@ -93,14 +93,22 @@ class Process:
     up = True  # False: a container that was not seen to run yet; who answers on its port may be a stranger
 
     def __init__(
-        self, child: subprocess.Popen[bytes], output: int, *, launch: Launch, token: str, log: LogRing, supervisor: Supervisor | None
+        self,
+        child: subprocess.Popen[bytes],
+        output: int,
+        *,
+        launch: Launch,
+        token: str,
+        log: LogRing,
+        supervisor: Supervisor | None,
+        started_at: float,
     ) -> None:
         entry = read_entry(child.pid)
         self.pid = child.pid
         self.launch = launch
         self.token = token
         self.log = log
-        self.started_at = time.monotonic()
+        self.started_at = started_at
         self.identity: Identity = entry.identity if entry is not None else (child.pid, 0)
         self.exit: Exit | None = None
         self._child = child
@@ -309,6 +317,7 @@ async def spawn_as(kind: type[SomeProcess], launch: Launch, *, token: str, log: 
     try:
         os.set_blocking(output, False)
         _widen(output)
+        started_at = time.monotonic()  # before it runs: on a busy machine it may be far by the time that we go on
         child = _start(launch, inlet, _environment(launch, token, supervisor))
     except (OSError, ValueError) as exc:  # ValueError: a NUL inside an argument
         os.close(output)
@@ -318,7 +327,7 @@ async def spawn_as(kind: type[SomeProcess], launch: Launch, *, token: str, log: 
     _started.add(child.pid)
     if supervisor is not None:
         supervisor.add(child.pid)
-    return kind(child, output, launch=launch, token=token, log=log, supervisor=supervisor)
+    return kind(child, output, launch=launch, token=token, log=log, supervisor=supervisor, started_at=started_at)
 
 
 def _start(launch: Launch, inlet: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
