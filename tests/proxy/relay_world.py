@@ -242,7 +242,8 @@ class Engine:
     async def __aexit__(self, *_: object) -> None:
         self.server.close()
         for side in self.sides:
-            side.writer.transport.abort()
+            with contextlib.suppress(AttributeError):  # asyncio: closed already, once its last bytes were out
+                side.writer.transport.abort()
         await asyncio.sleep(0)
 
     async def wait_seen(self, count: int) -> Seen:
