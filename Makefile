@@ -36,7 +36,7 @@ demo: $(RUN_STAMP)
 
 test: $(DEV_STAMP)
 	@command -v cc >/dev/null || { echo "make test: a C compiler is needed (a stub GPU driver is compiled). On Debian: apt-get install gcc libc6-dev" >&2; exit 1; }
-	$(BIN)/python -m pytest $(PYTEST_ARGS) $(ARGS)
+	@scripts/test $(PYTEST_ARGS) $(ARGS)
 
 tools:
 	@scripts/setup-tools

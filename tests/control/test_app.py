@@ -311,9 +311,8 @@ async def test_a_slow_unload_keeps_no_other_call_waiting(tmp_path: Path) -> None
     async with serving(facade, tmp_path) as session, asyncio.TaskGroup() as group:
         unloading = group.create_task(asked(session, "POST", "/api/models/stubborn/unload"))
         await entered.wait()
-        began = time.perf_counter()
         status, _ = await asked(session, "GET", "/api/status")
-        assert (status, time.perf_counter() - began < 0.25, unloading.done()) == (200, True, False)
+        assert (status, unloading.done()) == (200, False)
         gone.set()
         status, body = await unloading
         assert (status, body["message"]) == (200, "killed after 5 s")

@@ -450,12 +450,12 @@ async def test_a_stray_is_asked_for_without_waiting(dock: Dock) -> None:
     process = await spawn_contained(an_engine(), token="t", log=LogRing("a"))
     await process.learn()
     await stop_contained(process, grace_s=0.2, on_signal=lambda _: None, kill_s_max=0.5)
-    dock.faults(**{"*": "slow:1"})
+    dock.faults(**{"*": "slow:3"})
     began_at = time.monotonic()
     for _ in range(3):
         assert not await process.gone()
 
-    assert time.monotonic() - began_at < 0.5
+    assert time.monotonic() - began_at < 2
     dock.faults()
     assert await gone_at_last(process, 20)
 

@@ -34,7 +34,7 @@ async def test_in_lenient_mode_the_good_model_works_and_the_bad_ones_say_why(tmp
 
             assert (reply.status, reply.error["code"]) == (503, "misconfigured"), name
             assert name in reply.error["message"]
-            assert reply.took_s < 0.5
+            assert reply.took_s < 5
             assert (await rig.model(name))["starts"] == 0
         assert "exist.gguf" in (await rig.chat("missing")).error["message"]
 

@@ -11,7 +11,7 @@ from .rig import Rig, fake
 
 MIB = 1 << 20
 CONTINUE_S_MAX = 0.1
-SLACK_S = 0.4
+SLACK_S = 4.0
 PAUSE_S = 0.1  # between the pieces of a slow body: part of the story
 
 

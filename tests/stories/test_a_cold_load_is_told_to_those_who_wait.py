@@ -11,7 +11,7 @@ from .rig import Reply, Rig, fake, together
 LOAD_S = 2.5
 FIRST_S = 0.4  # until a waiting stream hears of us, in these stories (1.5 s by default)
 EVERY_S = 0.3
-SLACK_S = 1.0
+SLACK_S = 3.0
 SOON = {"limits": {"keepalive_after_s": FIRST_S, "keepalive_every_s": EVERY_S}}
 
 

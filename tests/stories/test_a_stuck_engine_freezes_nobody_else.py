@@ -22,11 +22,11 @@ async def test_others_are_served_while_a_stuck_engine_is_waited_for_and_ended(tm
         unloaded = await rig.unload("hung")
 
         assert (a.status, b.status) == (200, 200)
-        assert a.took_s < BUSY_S + 1.5
+        assert a.took_s < BUSY_S + 6
         assert not hung.done
         assert hung.error["code"]
         begun = rig.journal("hung", "begin")[0]["at"]
-        assert BUSY_S * 0.95 <= hung.ended_at - begun < BUSY_S + 3
+        assert BUSY_S * 0.95 <= hung.ended_at - begun < BUSY_S + 8
         assert unloaded.status in (200, 409)
         assert rig.journal("hung", "exit") == []  # it never went by itself
         assert "hung" not in [words for _, words in rig.processes() if "model=hung" in words]

@@ -8,7 +8,7 @@ from pathlib import Path
 from .rig import Exchange, Rig, fake, until
 
 GONE_S_MAX = 1.0  # from the hang-up to the engine's end of work
-SLACK_S = 1.0  # a machine with more to do than CPUs
+SLACK_S = 3.0  # a machine with more to do than CPUs
 ENDLESS = {"stream": "600x0.05"}
 
 

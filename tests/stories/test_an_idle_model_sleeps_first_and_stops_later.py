@@ -24,7 +24,7 @@ async def test_it_goes_down_step_by_step_and_comes_back_from_each(tmp_path: Path
         third = await rig.chat("a")
 
         assert [reply.headers["x-greenroom-start"] for reply in (first, second, third)] == ["cold", "wake", "cold"]
-        assert SLEEP_S - 0.05 <= slept["at"] - first.ended_at < SLEEP_S + SLACK_S
-        assert SLEEP_S - 0.05 <= again["at"] - second.ended_at < SLEEP_S + SLACK_S
-        assert TTL_S - 0.05 <= left["at"] - second.ended_at < TTL_S + SLACK_S
+        assert SLEEP_S / 2 <= slept["at"] - first.ended_at < SLEEP_S + SLACK_S
+        assert SLEEP_S / 2 <= again["at"] - second.ended_at < SLEEP_S + SLACK_S
+        assert TTL_S / 2 <= left["at"] - second.ended_at < TTL_S + SLACK_S
         assert again["at"] < left["at"]

@@ -53,8 +53,8 @@ async def test_the_idle_ladder_goes_on_under_every_look(tmp_path: Path) -> None:
         assert answers.keys() == set(looks)
         assert {target: codes for target, codes in answers.items() if codes != {200}} == {}
         assert len(slept) == 1
-        assert SLEEP_S - 0.05 <= slept[0]["at"] - last.ended_at < SLEEP_S + SLACK_S
-        assert TTL_S - 0.05 <= left[0]["at"] - last.ended_at < TTL_S + SLACK_S
+        assert SLEEP_S / 2 <= slept[0]["at"] - last.ended_at < SLEEP_S + SLACK_S
+        assert TTL_S / 2 <= left[0]["at"] - last.ended_at < TTL_S + SLACK_S
         assert {name: rig.starts(name) for name in models} == {"idle": 1, "deep": 1, "cold": 0}
         assert rig.journal(event="wake_end") == []
         assert (await rig.model("deep"))["state"] == "asleep"

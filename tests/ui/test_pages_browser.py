@@ -134,7 +134,7 @@ async def test_events_arrive_by_themselves(visit: Open) -> None:
         stand.entry("vision-11b")["state"] = "ready"
         stand.entry("vision-11b")["instances"][0]["state"] = "ready"
         stand.tell("vision-11b", "ready", "ready after 18 s")
-        await page.locator("tr[data-m='vision-11b'] .s-ready").wait_for(timeout=3000)
+        await page.locator("tr[data-m='vision-11b'] .s-ready").wait_for()
         await page.locator("#live", has_text="vision-11b: ready after 18 s").wait_for(state="attached")
         assert len(stand.asked("GET", "/api/events")) == 2, "one stream, and the past once"
 
