@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
+import time
 
 from greenroom.host import logs
 from greenroom.host.logs import LogRing
@@ -164,8 +166,10 @@ def test_a_full_disk_costs_the_file_not_the_log(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(logs.os, "write", full)
         ring.feed(b"1\n")
+        assert ring.file.settled()
     assert "No space left on device" in ring.file.error
     ring.feed(b"2\n")
+    assert ring.file.settled()
     now[0] = logs.FILE_RETRY_S
     ring.feed(b"3\n")
     ring.close()
@@ -181,7 +185,48 @@ def test_a_missing_folder_costs_the_file_only(tmp_path):
     ring.feed(b"1\n")
     assert ring.tail(1) == ["1"]
     assert ring.file is not None
+    assert ring.file.settled()
     assert "No such file" in ring.file.error
+
+
+def test_a_failing_file_is_told_once(tmp_path, caplog):
+    """However many lines it loses."""
+    ring = LogRing("a", file=tmp_path / "none" / "engine.log")
+    for _ in range(3):
+        ring.feed(b"1\n")
+    ring.close()
+    assert [record.message for record in caplog.records] == [ring.file.error]
+
+
+def test_a_disk_that_hangs_costs_the_file_not_the_log(tmp_path, monkeypatch):
+    """Nobody waits for it: lines are kept in memory, bounded, and an end waits once, for a bounded time."""
+    monkeypatch.setattr(logs, "FILE_CLOSE_S_MAX", 0.2)
+    monkeypatch.setattr(logs, "FILE_PENDING_BYTES_MAX", 1000)
+    go, write, hung = threading.Event(), os.write, threading.Event()
+
+    def hangs(handle: int, data: bytes) -> int:
+        hung.set()
+        go.wait()
+        return write(handle, data)
+
+    monkeypatch.setattr(logs.os, "write", hangs)
+    one, other = LogRing("a", file=tmp_path / "a.log"), LogRing("b", file=tmp_path / "b.log")
+    try:
+        one.feed(b"first\n")
+        assert hung.wait(20)
+        for number in range(400):
+            one.feed(b"%03d\n" % number)
+        other.feed(b"other\n")
+        assert one.tail(2) == ["398", "399"]
+        one.close()
+        other.close()
+    finally:
+        go.set()
+    while not one.file.settled():  # it did not wait again for the write that hung
+        time.sleep(0.01)
+    assert (tmp_path / "a.log").read_text().splitlines() == ["first", *(f"{n:03d}" for n in range(248))]
+    assert one.file.lost_bytes == 4 * (400 - 248)
+    assert (tmp_path / "b.log").read_text() == "other\n"
 
 
 def run_of(path, *lines: str, **more) -> LogRing:
@@ -226,8 +271,10 @@ def test_history_is_found_in_both_pieces_of_the_file(tmp_path):
     assert shown == [f"{n:04d}" for n in range(30)]
     ring.feed(b"new!\n" * 10)
     ring.feed(b"new!\n")  # which is one too many for the first piece
+    assert ring.file.settled()
     assert ring.history(100) == [*shown[20:], note, *["new!"] * 11]
     ring.feed(b"new!\n" * 20)
+    assert ring.file.settled()
     assert ring.history(100) == ["new!"] * 31
 
 

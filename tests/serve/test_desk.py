@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from greenroom.ledger.rows import STARTED, TellRow
 from greenroom.ledger.store import Ledger
 from greenroom.serve.accounts import Accounts
 from greenroom.serve.books import Books
-from greenroom.serve.desk import EVENTS_KEPT, SUBSCRIBER_EVENTS_MAX, Desk, EventFeed, masked
+from greenroom.serve.desk import EVENTS_KEPT, SUBSCRIBER_EVENTS_MAX, Desk, EventFeed, RingHandler, masked
 from greenroom.serve.wiring import make_plan
 from greenroom.shell.heart import Shell
 
@@ -208,3 +209,17 @@ def test_a_desk_of_many_models_answers_fast(monkeypatch: pytest.MonkeyPatch) -> 
         desk.static(f"m{n}")
 
     assert len(walked) <= 600
+
+
+async def test_what_another_thread_says_wakes_who_follows_the_log() -> None:
+    """The ledger and others have threads of their own; futures of the loop are not theirs to touch."""
+    asyncio.get_running_loop().set_debug(True)  # then it says who does
+    ring = LogRing("greenroom")
+    handler = RingHandler(ring)
+    reader = ring.subscribe()
+    handler.handle(logging.makeLogRecord({"msg": "here"}))
+    assert await anext(reader) == "here"
+    following = asyncio.ensure_future(anext(reader))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(handler.handle, logging.makeLogRecord({"msg": "there"}))
+    assert await asyncio.wait_for(following, 20) == "there"

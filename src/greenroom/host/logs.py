@@ -1,14 +1,17 @@
 """What engines print: the newest lines in memory, all of it in a file that rotates, readers that may be slow.
 
 An engine must never wait for its log.  So nothing here waits either: lines are cut, old ones fall out, a slow
-reader misses some and is told how many, and a full disk costs the file, not the service.
+reader misses some and is told how many, files are written by a thread of their own, and a full disk or one that hangs costs
+the file, not the service.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
+import threading
 import time
 import weakref
 from collections import deque
@@ -17,10 +20,14 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+log = logging.getLogger(__name__)
+
 LINES_MAX = 1000
 LINE_BYTES_MAX = 4096
 FILE_BYTES_MAX = 10 * 1024 * 1024  # then it becomes NAME.1, and the older NAME.1 goes
 FILE_RETRY_S = 5.0  # after a failed write (disk full, ...)
+FILE_PENDING_BYTES_MAX = 4 * 1024 * 1024  # of one file, while the disk takes its time
+FILE_CLOSE_S_MAX = 2.0  # for a disk to take what is left
 READER_LINES_MAX = 1000
 EARLIER_LINE_BYTES = 512  # of a line of an earlier run, reckoned with: so much of the file is read for each
 CUT = " …"
@@ -30,14 +37,65 @@ _CONTROLS = bytes(code for code in (*range(32), 127) if code not in b"\t\n")
 _C1 = dict.fromkeys(range(0x80, 0xA0))  # some terminals obey these too
 
 
+class _Scribe:
+    """Writes what waits for any log file.  One thread: they lie on the same disk."""
+
+    def __init__(self) -> None:
+        self._moved = threading.Condition()
+        self._files: dict[LogFile, None] = {}  # something waits for them, in order
+        self._busy = False
+        self._rounds = 0
+        self._hung_in = -1  # the round that was waited for in vain
+        self._thread: threading.Thread | None = None
+
+    def put(self, file: LogFile) -> None:
+        with self._moved:
+            self._files[file] = None
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="logs", daemon=True)
+                self._thread.start()
+            self._moved.notify_all()
+
+    def settled(self, timeout_s: float) -> bool:
+        """Wait until nothing waits any more; not again for the same write of a disk that hangs."""
+        with self._moved:
+            if self._moved.wait_for(lambda: not self._files and not self._busy, 0.0 if self._hung_in == self._rounds else timeout_s):
+                return True
+            self._hung_in = self._rounds
+            return False
+
+    def _work(self) -> None:
+        while True:
+            with self._moved:
+                self._busy = False
+                self._moved.notify_all()
+                self._moved.wait_for(lambda: self._files)
+                file = next(iter(self._files))
+                del self._files[file]
+                self._busy = True
+                self._rounds += 1
+            file.write_out()
+
+
+_scribe = _Scribe()
+
+
 class LogFile:
-    """A file only its owner may read, in at most two pieces of `bytes_max`.  A failing disk is forgiven and tried again later."""
+    """A file only its owner may read, in at most two pieces of `bytes_max`.  A failing disk is forgiven and tried again later.
+
+    `write` and `close` are for one thread, and the disk is another's: what it has not taken yet waits in memory, bounded.
+    """
 
     def __init__(self, path: Path, bytes_max: int = FILE_BYTES_MAX) -> None:
         self.path = path
         self.bytes_max = bytes_max
         self.error = ""  # the last failure, one sentence; "" = writing works
         self.lost_bytes = 0
+        self._lock = threading.Lock()  # for what both threads touch
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0  # in `_pending`, and being written
+        self._closing = False
+        self._disk = threading.Lock()  # held while the pieces change their places
         self._handle: int | None = None
         self._size = 0
         self._retry_at = 0.0
@@ -45,9 +103,33 @@ class LogFile:
         self._rotations = 0
 
     def write(self, text: bytes) -> None:
+        """Hand it over to be written; waits for nothing."""
+        with self._lock:
+            if self._pending_bytes + len(text) > FILE_PENDING_BYTES_MAX:
+                self.lost_bytes += len(text)
+                return
+            self._pending.append(text)
+            self._pending_bytes += len(text)
+            self._closing = False
+        _scribe.put(self)
+
+    def write_out(self) -> None:
+        """What waits, to the disk (the thread that writes calls this)."""
+        with self._lock:
+            texts, self._pending = self._pending, []
+            closing = self._closing
+        for text in texts:
+            lost = self._written(text)
+            with self._lock:
+                self._pending_bytes -= len(text)
+                self.lost_bytes += lost
+        if closing:
+            self._let_go()
+
+    def _written(self, text: bytes) -> int:
+        """Bytes of it that are lost."""
         if self.error and time.monotonic() < self._retry_at:
-            self.lost_bytes += len(text)
-            return
+            return len(text)
         try:
             if self._size + len(text) > self.bytes_max and self._size:
                 self._rotate()
@@ -55,24 +137,40 @@ class LogFile:
             self._size += os.write(handle, text)
             self.error = ""
         except OSError as exc:
-            self.lost_bytes += len(text)
+            was_well = not self.error
             self.error = f"{self.path}: {exc.strerror}; log lines are kept in memory only. Free some space or set another state directory."
+            if was_well:
+                log.warning("%s", self.error)
             self._retry_at = time.monotonic() + FILE_RETRY_S
+            return len(text)
+        return 0
+
+    def settled(self) -> bool:
+        """Wait until the disk has what was written so far, of this file and of all others; False: it takes longer than FILE_CLOSE_S_MAX."""
+        return _scribe.settled(FILE_CLOSE_S_MAX)
 
     def earlier(self, bytes_max: int) -> bytes:
         """The end of what earlier runs wrote, whole lines; b"" where nothing of it is left or can be read."""
         older = self._older()
-        pieces = [(self.path, self._before), (older, self.bytes_max)] if not self._rotations else [(older, self._before)]
         found, is_cut = b"", False
-        for path, end in pieces if self._rotations < 2 else ():
-            with suppress(OSError):
-                part, is_cut = end_of(path, end, bytes_max - len(found))
-                found = part + found
-            if is_cut:
-                break
+        with self._disk:
+            pieces = [(self.path, self._before), (older, self.bytes_max)] if not self._rotations else [(older, self._before)]
+            for path, end in pieces if self._rotations < 2 else ():
+                with suppress(OSError):
+                    part, is_cut = end_of(path, end, bytes_max - len(found))
+                    found = part + found
+                if is_cut:
+                    break
         return found.partition(b"\n")[2] if is_cut else found
 
     def close(self) -> None:
+        """Bring what is left to the disk, for a bounded time, and let go of it."""
+        with self._lock:
+            self._closing = True
+        _scribe.put(self)
+        self.settled()
+
+    def _let_go(self) -> None:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -85,10 +183,11 @@ class LogFile:
         return self._handle
 
     def _rotate(self) -> None:
-        self.close()
+        self._let_go()
         self._size = 0
-        self.path.replace(self._older())
-        self._rotations += 1
+        with self._disk:
+            self.path.replace(self._older())
+            self._rotations += 1
 
     def _older(self) -> Path:
         return self.path.with_name(self.path.name + ".1")

@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import logging
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -363,15 +364,25 @@ class Desk(Lookout):
 
 
 class RingHandler(logging.Handler):
-    """greenroom's own log, also kept for `logs`."""
+    """greenroom's own log, also kept for `logs`.  The ring is the event loop's: what other threads say is brought there."""
 
     def __init__(self, ring: LogRing) -> None:
         super().__init__()
         self._ring = ring
+        self._home = threading.get_ident()
+        self._loop: asyncio.AbstractEventLoop | None = None  # once something was said in it
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._ring.feed((self.format(record) + "\n").encode(errors="replace"))
+            line = (self.format(record) + "\n").encode(errors="replace")
+            if threading.get_ident() == self._home:
+                with contextlib.suppress(RuntimeError):  # before and after it
+                    self._loop = asyncio.get_running_loop()
+                self._ring.feed(line)
+            elif self._loop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._ring.feed, line)
+            else:
+                self._ring.feed(line)
         except Exception:
             self.handleError(record)
 
