@@ -210,6 +210,13 @@ def test_settings_are_changed_by_path() -> None:
     assert changed(SETUP, ["scheduling.early_sleep_s=off"]).policy.early_sleep_s is None
 
 
+def test_a_model_is_found_by_what_else_it_is_called() -> None:
+    """As everywhere else."""
+    setup = replace(SETUP, models=tuple(replace(model, aliases=(f"{model.id}-alias",)) for model in SETUP.models))
+    made = changed(setup, ["models.org/b.v2-alias.ttl=60"])
+    assert [model.ttl_s == 60.0 for model in made.models] == [False, True]
+
+
 def test_a_device_that_is_not_there_is_added() -> None:
     """Models that may use any GPU may use it too."""
     made = changed(SETUP, ["device.gpu1.memory=24GiB"])

@@ -216,6 +216,17 @@ async def test_looking_sends_nothing_but_questions_to_the_control_plane(visit: O
         assert not [target for _, target, _ in stand.calls if not target.startswith("/api/")]
 
 
+async def test_an_error_that_is_over_is_no_alarm(visit: Open) -> None:
+    """It is told in red while it lasts, and as what was last once the model has been ready again."""
+    async with Stand(scenes.turns) as stand, visit(stand.url, "model/legacy-13b") as page:
+        await page.locator("p.bad.said", has_text="out of memory while loading").wait_for()
+        await page.get_by_text("live", exact=True).wait_for()
+        stand.entry("legacy-13b").update(state="ready", failing=False, failures=0)
+        stand.tell("legacy-13b", "ready", "ready after 57 s")
+        await page.locator("p.mut.said", has_text="The last error, before it was ready again: out of memory while loading").wait_for()
+        assert await page.locator("p.bad.said").count() == 0
+
+
 async def test_advice_of_a_short_time_is_told_in_counts(visit: Open) -> None:
     """Per hour only what was seen for ten minutes."""
     async with Stand(scenes.turns) as stand:

@@ -44,6 +44,7 @@ class _Scribe:
         self._moved = threading.Condition()
         self._files: dict[LogFile, None] = {}  # something waits for them, in order
         self._busy = False
+        self.failing: weakref.WeakSet[LogFile] = weakref.WeakSet()  # the disk did not take their lines; touched by the thread alone
         self._rounds = 0
         self._hung_in = -1  # the round that was waited for in vain
         self._thread: threading.Thread | None = None
@@ -75,6 +76,7 @@ class _Scribe:
                 self._busy = True
                 self._rounds += 1
             file.write_out()
+            del file  # who has let go of it has: nothing is kept for the next round
 
 
 _scribe = _Scribe()
@@ -125,6 +127,7 @@ class LogFile:
                 self.lost_bytes += lost
         if closing:
             self._let_go()
+            _scribe.failing.discard(self)
 
     def _written(self, text: bytes) -> int:
         """Bytes of it that are lost."""
@@ -136,11 +139,12 @@ class LogFile:
             handle = self._open()
             self._size += os.write(handle, text)
             self.error = ""
+            _scribe.failing.discard(self)
         except OSError as exc:
-            was_well = not self.error
             self.error = f"{self.path}: {exc.strerror}; log lines are kept in memory only. Free some space or set another state directory."
-            if was_well:
+            if not _scribe.failing:  # the first of all: the disk is told of, not each of its files
                 log.warning("%s", self.error)
+            _scribe.failing.add(self)
             self._retry_at = time.monotonic() + FILE_RETRY_S
             return len(text)
         return 0

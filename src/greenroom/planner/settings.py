@@ -40,7 +40,10 @@ def _change(setup: Setup, kind: str, rest: str, value: str) -> Setup:
         raise BadChange(f"{kind}.{rest} names no key: write {kind}.{rest}.memory=48GiB, for example.")
     if kind == "device":
         return _device(setup, name, _known(key, DEVICE_KEYS), value)
-    if name not in {model.id for model in setup.models}:
+    ids = {model.id for model in setup.models}
+    if name not in ids:
+        name = next((model.id for model in setup.models if name in model.aliases), name)
+    if name not in ids:
         raise BadChange(f"there is no model {name!r}.{_near(name, [model.id for model in setup.models])}")
     key = _known(key, MODEL_KEYS)
     return replace(setup, models=tuple(_model(setup, one, key, value) if one.id == name else one for one in setup.models))

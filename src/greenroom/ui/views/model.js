@@ -25,7 +25,7 @@ export function model(picture, {id}) {
   ensureStory(m.id, !!m.queued || m.inFlight > 0 || m.leaving || !!m.fetch || m.state === 'starting' || m.state === 'waking');
   const more = details.id === m.id ? details.value : null;
   return h('div', {class: 'pad'}, top(m), facts(m, more), wordFor(m.id), files(m, fetchFault(m.id)),
-    m.error ? h('p', {class: 'bad said'}, m.error) : null, m.blocked && m.blocked !== m.error ? h('p', {class: 'warn said'}, m.blocked) : null,
+    m.error ? h('p', {class: m.failing ? 'bad said' : 'mut said'}, m.failing ? m.error : `The last error, before it was ready again: ${m.error}`) : null, m.blocked && m.blocked !== m.error ? h('p', {class: 'warn said'}, m.blocked) : null,
     more?.missing && more.missing !== m.blocked ? h('p', {class: 'bad said'}, more.missing) : null,
     h('div', {class: 'two'}, starts(m, more), footprint(m, more),
       h('section', {key: 'why'}, h('h2', {}, 'Why'), storyOf(store.stories[m.id], at => moment(at, serverNow()))),
