@@ -32,6 +32,7 @@ TRIES_MAX = 6  # of one connection in a row, without a byte more
 BACKOFF_S = 0.5
 BACKOFF_S_MAX = 15.0
 BATCH_BYTES_MIN = 1 << 20  # written by one call of a thread
+HERE_BYTES_MIN = 256 << 10  # written by the event loop itself: more has left the processor's cache by the time that it is hashed
 BATCH_BYTES_MAX = 8 << 20  # of one connection in memory, waiting for the disk
 KEPT_BYTES = 31 << 20  # of freed memory, for the next pieces
 CLOSINGS_MAX = 2  # stretches of a blob whose ends are still on their way to the disk
@@ -339,7 +340,7 @@ class _Writer:
         self._held.append(piece)
         self._bytes += len(piece)
         if self._filling.transfer.writes_here:
-            if self._bytes >= BATCH_BYTES_MIN:
+            if self._bytes >= HERE_BYTES_MIN:
                 _write(self._filler, self._take())
             return
         if self._writing is not None and self._bytes >= BATCH_BYTES_MAX:
