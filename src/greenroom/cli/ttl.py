@@ -24,8 +24,7 @@ def ttl(models: tuple[str, ...], since: float, state_dir: str | None, ledger: st
     with past.told():
         seen = past.read(state_dir, ledger, since)
         said = [one.plain() for one in ttl_advice(seen.setup, seen.requests, seen.transitions, seen.within)]
-    called = {alias: model.id for model in seen.setup.models for alias in model.aliases}
-    called |= {model.id: model.id for model in seen.setup.models}
+    called = seen.setup.names()
     models = tuple(dict.fromkeys(called.get(name, name) for name in models))
     known = {one["model"] for one in said}
     pinned = {model.id for model in seen.setup.models if model.pinned}

@@ -192,6 +192,11 @@ class Setup:
     groups: tuple[Group, ...] = ()
     policy: Policy = field(default_factory=Policy)
 
+    def names(self) -> dict[str, str]:
+        """All that models are called by -> the id; an id comes before another model's alias."""
+        aliases = {alias: model.id for model in self.models for alias in model.aliases}
+        return aliases | {model.id: model.id for model in self.models}
+
 
 # ------------------------------------------------------------------------------------------------------------- events
 

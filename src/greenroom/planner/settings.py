@@ -40,13 +40,11 @@ def _change(setup: Setup, kind: str, rest: str, value: str) -> Setup:
         raise BadChange(f"{kind}.{rest} names no key: write {kind}.{rest}.memory=48GiB, for example.")
     if kind == "device":
         return _device(setup, name, _known(key, DEVICE_KEYS), value)
-    ids = {model.id for model in setup.models}
-    if name not in ids:
-        name = next((model.id for model in setup.models if name in model.aliases), name)
-    if name not in ids:
+    wanted = setup.names().get(name)
+    if wanted is None:
         raise BadChange(f"there is no model {name!r}.{_near(name, [model.id for model in setup.models])}")
     key = _known(key, MODEL_KEYS)
-    return replace(setup, models=tuple(_model(setup, one, key, value) if one.id == name else one for one in setup.models))
+    return replace(setup, models=tuple(_model(setup, one, key, value) if one.id == wanted else one for one in setup.models))
 
 
 def _known(key: str, keys: Iterable[str]) -> str:

@@ -364,25 +364,21 @@ class Desk(Lookout):
 
 
 class RingHandler(logging.Handler):
-    """greenroom's own log, also kept for `logs`.  The ring is the event loop's: what other threads say is brought there."""
+    """greenroom's own log, also kept for `logs`; made in the event loop, whose the ring is: what other threads say is brought there."""
 
     def __init__(self, ring: LogRing) -> None:
         super().__init__()
         self._ring = ring
         self._home = threading.get_ident()
-        self._loop: asyncio.AbstractEventLoop | None = None  # once something was said in it
+        self._loop = asyncio.get_running_loop()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = (self.format(record) + "\n").encode(errors="replace")
-            if threading.get_ident() == self._home:
-                with contextlib.suppress(RuntimeError):  # before and after it
-                    self._loop = asyncio.get_running_loop()
+            if threading.get_ident() == self._home or self._loop.is_closed():
                 self._ring.feed(line)
-            elif self._loop is not None and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._ring.feed, line)
             else:
-                self._ring.feed(line)
+                self._loop.call_soon_threadsafe(self._ring.feed, line)
         except Exception:
             self.handleError(record)
 

@@ -69,6 +69,7 @@ function model(raw, old, hasCard, age) {
     host_mib: Math.max(0, ...instances.map(hostOf)),
     need_mib: raw.footprint_mib ?? raw.need_mib, cold_s: raw.estimates?.cold_s ?? raw.up_s ?? null, wake_s: wakeOf(raw, level),
     levels: raw.sleep?.levels || [], error: raw.last_error || '', failing: raw.failing ?? !!raw.last_error, blocked: raw.blocked || '',
+    trouble: ((raw.failing ?? true) && raw.last_error) || raw.blocked || null, // what is wrong with it now, in a sentence
     retry_s: sooner(raw.retry_in_s ?? (raw.backoff_s || null)), quarantined: !!raw.quarantined,
     rate: raw.rate || first?.rate || null, note: noteOf(raw, first), progress: fresher(first?.progress || raw.progress, raw.state),
     place: AWAY.has(raw.state) ? 'home' : raw.state === 'asleep' || (onRam && hasCard && devices.length === 1) ? 'green' : 'stage',

@@ -41,7 +41,7 @@ function section(key, name, group, total) {
 function row(m) {
   const word = wordFor(m.id);
   // a model at home is the same object until something changes: its row is not described again
-  return [lazy(m.id, [m, lockedBecause(), word ? {} : null, m.place === 'home' && !buttons(m)[0].props.disabled], () => h('tr', {'data-m': m.id, title: (m.failing && m.error) || m.blocked || null},
+  return [lazy(m.id, [m, lockedBecause(), word ? {} : null, m.place === 'home' && !buttons(m)[0].props.disabled], () => h('tr', {'data-m': m.id, title: m.trouble},
     cell([nameOf(m.id), pinMark(m)]), cell([stateOf(m), m.blocked ? h('small', {class: 'warn opt'}, ' · cannot start') : m.fetch?.waiting ? h('small', {class: 'opt'}, ` · ${m.fetch.waiting} waiting`) : null]), cell(m.engine, 'opt mut'), cell(m.need_mib == null ? '–' : `${gib(m.need_mib)} GiB`, 'n'),
     cell(m.levels.length && m.wake_s != null ? sec(m.wake_s) : '', 'n opt'), cell(m.cold_s == null ? '' : sec(m.cold_s), 'n'), cell(used(m), 'opt mut gap'), cell(buttons(m), 'acts'))),
   word ? h('tr', {key: `${m.id}\nword`, class: 'wordrow'}, h('td', {colspan: '8'}, word)) : null];

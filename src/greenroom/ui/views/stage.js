@@ -152,7 +152,7 @@ function peersOf(picture) {
 
 function tile(m) {
   if (m.absent) return absentTile(m, fetchFault(m.id));
-  return lazy(m.id, [m, !!lockedBecause()], () => h('a', {href: modelHref(m.id), 'data-m': m.id, 'data-tip': (m.failing && m.error) || m.blocked || null},
+  return lazy(m.id, [m, !!lockedBecause()], () => h('a', {href: modelHref(m.id), 'data-m': m.id, 'data-tip': m.trouble},
     h('span', {class: `st s-${m.state}`}, glyph(m.state)), h('span', {class: 'name'}, m.id), m.pinned ? glyph('pin', 'mut') : null,
     m.state === 'failed' ? h('small', {class: 'bad'}, m.quarantined ? 'keeps failing' : m.retry_s ? `again in ${sec(Math.ceil(m.retry_s))}` : 'failed')
       : m.blocked || m.failing ? h('small', {class: 'warn'}, m.blocked ? 'cannot start' : 'failed last time') : h('small', {}, `${about(m.cold_s)} · ${gib(m.need_mib)} GiB`)));
